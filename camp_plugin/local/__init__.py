@@ -1,0 +1,1 @@
+"""The embedded host: engine, trainer and demo on one machine."""

@@ -1,0 +1,269 @@
+"""The embedded engine: SGLang's `/generate` wire format on a transformers model.
+
+A worker thread owns the decoder; HTTP handlers hand it requests and wait. A client that
+disconnects aborts its request.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import queue
+import threading
+from collections.abc import AsyncIterator, Iterator, Mapping
+from concurrent.futures import Future
+from dataclasses import dataclass, fields
+from typing import Any
+
+import numpy as np
+import torch
+import uvicorn
+from starlette.applications import Starlette
+from starlette.requests import Request as HttpRequest
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from camp_plugin.local.decoder import Decoder, Request, SamplingParams
+from harness_bridges.errors import CampError
+from harness_bridges.record import IntArray
+
+IGNORED_PARAMS = {"skip_special_tokens", "no_stop_trim", "spaces_between_special_tokens", "n"}
+"""SGLang parameters that change nothing here: output is token ids, one sample a request."""
+
+
+@dataclass(slots=True)
+class _Job:
+    """A request on its way to the worker."""
+
+    ids: IntArray
+    params: SamplingParams
+    start: int | None
+    future: Future[dict[str, Any]]
+    request: Request | None = None
+    aborted: bool = False
+
+
+class LocalEngine:
+    """Samples and scores with one model; `weight_version` names its current weights."""
+
+    def __init__(self, decoder: Decoder, *, max_batch: int = 16, seed: int = 0) -> None:
+        self.decoder = decoder
+        self.max_batch = max_batch
+        self.weight_version = "0"
+        self._seed, self._count = seed, 0
+        self._jobs: queue.Queue[_Job | None] = queue.Queue()
+        self._running: list[_Job] = []
+        self._lock = threading.Lock()
+        self._thread = threading.Thread(target=self._work, daemon=True)
+        self._thread.start()
+
+    def update_weights(self, version: str) -> None:
+        """Announce that the model's weights changed: cached prefixes are dropped."""
+        with self._lock:
+            if self._running or not self._jobs.empty():
+                raise CampError("update_weights: requests are still running; drain them first")
+            self.decoder.prefixes.clear()
+            self.weight_version = version
+
+    def close(self) -> None:
+        self._jobs.put(None)
+        self._thread.join()
+
+    def submit(self, body: Mapping[str, Any]) -> _Job:
+        """Validate a `/generate` body and queue it.
+
+        Raises:
+            CampError: a field is missing, malformed or not supported.
+        """
+        ids, params, start = parse_request(body)
+        job = _Job(ids, params, start, Future())
+        self._jobs.put(job)
+        return job
+
+    def _work(self) -> None:
+        while True:
+            try:
+                if not self._admit_waiting():
+                    return
+                if self.decoder.active:
+                    self._step()
+            except Exception as error:  # the worker must outlive a failed batch
+                self._fail(error)
+
+    def _admit_waiting(self) -> bool:
+        """Take what waits, or wait if there is nothing to do. False: time to stop."""
+        while len(self.decoder.active) < self.max_batch:
+            try:
+                job = self._jobs.get(block=not self.decoder.active)
+            except queue.Empty:
+                return True
+            if job is None:
+                return False
+            with self._lock:
+                self._running.append(job)
+            self._start(job)
+        return True
+
+    def _start(self, job: _Job) -> None:
+        if job.params.max_new_tokens == 0 or job.aborted:
+            self._finish(job, None)
+            return
+        generator = torch.Generator()
+        seed = job.params.sampling_seed
+        generator.manual_seed((self._seed << 32) + self._count if seed is None else seed)
+        self._count += 1
+        job.request = Request(job.ids, job.params, generator)
+        self.decoder.admit(job.request)
+        if job.request.finish_reason:
+            self._finish(job, job.request)
+
+    def _step(self) -> None:
+        for job in self._running:
+            if job.aborted and job.request is not None:
+                job.request.aborted = True
+        finished = self.decoder.step()
+        for job in [j for j in self._running if j.request in finished]:
+            self._finish(job, job.request)
+
+    def _finish(self, job: _Job, request: Request | None) -> None:
+        response = self._response(job, request)
+        with self._lock:
+            self._running.remove(job)
+        job.future.set_result(response)
+
+    def _fail(self, error: Exception) -> None:
+        with self._lock:
+            failed, self._running = self._running, []
+        self.decoder.reset()
+        for job in failed:
+            job.future.set_exception(error)
+
+    def _response(self, job: _Job, request: Request | None) -> dict[str, Any]:
+        output = [] if request is None else request.output
+        logged = [] if request is None else request.log_probs
+        reason: dict[str, Any] = {"type": "abort" if job.aborted else "length"}
+        if request is not None:
+            reason = {"type": request.finish_reason}
+            if request.matched is not None:
+                reason["matched"] = request.matched
+        meta = {
+            "finish_reason": reason,
+            "prompt_tokens": int(job.ids.size),
+            "completion_tokens": len(output),
+            "cached_tokens": 0 if request is None else request.cached_tokens,
+            "weight_version": self.weight_version,
+            "output_token_logprobs": [[lp, t, None] for lp, t in zip(logged, output, strict=True)],
+        }
+        if job.start is not None and not job.aborted:
+            scored = [None, *self.decoder.score(job.ids, job.start)]
+            rest = job.ids[job.start :].tolist()
+            meta["input_token_logprobs"] = [[s, t, None] for s, t in zip(scored, rest, strict=True)]
+        return {"text": self.decoder.decode_text(output), "output_ids": output, "meta_info": meta}
+
+
+def parse_request(body: Mapping[str, Any]) -> tuple[IntArray, SamplingParams, int | None]:
+    """Prompt ids, sampling parameters and, for scoring, the first position.
+
+    Raises:
+        CampError: names the field, the value and the remedy.
+    """
+    ids = body.get("input_ids")
+    if not isinstance(ids, list) or not ids or not all(type(i) is int and i >= 0 for i in ids):
+        raise CampError(
+            "input_ids: expected a non-empty flat list of token ids; text and batches "
+            "are not supported, tokenise first and send one request each"
+        )
+    raw = dict(body.get("sampling_params") or {})
+    known = {f.name for f in fields(SamplingParams)}
+    unknown = sorted(set(raw) - known - IGNORED_PARAMS)
+    if unknown:
+        raise CampError(
+            f"sampling_params: {', '.join(unknown)} not supported by this engine; "
+            f"it knows {', '.join(sorted(known))}"
+        )
+    stop = raw.get("stop") or ()
+    raw["stop"] = (stop,) if isinstance(stop, str) else tuple(stop)
+    raw["stop_token_ids"] = frozenset(raw.get("stop_token_ids") or ())
+    params = SamplingParams(**{k: v for k, v in raw.items() if k in known})
+    _check_params(params)
+    start = body.get("logprob_start_len", -1)
+    if params.max_new_tokens == 0 and start < 0:
+        raise CampError("logprob_start_len: set it to score a prompt (max_new_tokens is 0)")
+    if start >= len(ids):
+        raise CampError(f"logprob_start_len={start}: the prompt has {len(ids)} tokens")
+    return np.array(ids, dtype=np.int64), params, start if start >= 0 else None
+
+
+def _check_params(params: SamplingParams) -> None:
+    if not (isinstance(params.max_new_tokens, int) and params.max_new_tokens >= 0):
+        raise CampError(f"max_new_tokens={params.max_new_tokens!r}: expected an integer >= 0")
+    if not params.temperature > 0:
+        raise CampError(
+            f"temperature={params.temperature}: must be above 0; for greedy decoding set top_k: 1"
+        )
+    if not 0 < params.top_p <= 1:
+        raise CampError(f"top_p={params.top_p}: expected 0 < top_p <= 1")
+
+
+def make_app(engine: LocalEngine) -> Starlette:
+    """The HTTP face: `/generate`, `/health`, `/get_model_info`, `/get_weight_version`."""
+
+    async def generate(request: HttpRequest) -> Response:
+        try:
+            job = engine.submit(await request.json())
+        except ValueError as error:
+            return JSONResponse({"error": {"message": str(error)}}, status_code=400)
+        try:
+            async with _abort_on_disconnect(request, job):
+                return JSONResponse(await asyncio.wrap_future(job.future))
+        except CampError as error:
+            return JSONResponse({"error": {"message": str(error)}}, status_code=400)
+
+    async def health(request: HttpRequest) -> Response:
+        return Response(status_code=200)
+
+    async def info(request: HttpRequest) -> Response:
+        path = str(engine.decoder.model.config.name_or_path)
+        return JSONResponse({"model_path": path, "weight_version": engine.weight_version})
+
+    return Starlette(
+        routes=[
+            Route("/generate", generate, methods=["POST"]),
+            Route("/health", health),
+            Route("/get_model_info", info),
+            Route("/get_weight_version", info),
+        ]
+    )
+
+
+@contextlib.asynccontextmanager
+async def _abort_on_disconnect(request: HttpRequest, job: _Job) -> AsyncIterator[None]:
+    async def watch() -> None:
+        while not await request.is_disconnected():
+            await asyncio.sleep(0.05)
+        job.aborted = True
+
+    task = asyncio.create_task(watch())
+    try:
+        yield
+    finally:
+        task.cancel()
+
+
+@contextlib.contextmanager
+def serve(engine: LocalEngine, host: str = "127.0.0.1", port: int = 0) -> Iterator[str]:
+    """Serve in a background thread; yields the URL. Port 0 takes a free one."""
+    config = uvicorn.Config(make_app(engine), host=host, port=port, log_level="warning")
+    server = uvicorn.Server(config)
+    thread = threading.Thread(target=server.run, daemon=True)
+    thread.start()
+    try:
+        while not server.started:
+            if not thread.is_alive():
+                raise CampError(f"engine: could not listen on {host}:{port}; is the port taken?")
+            thread.join(0.02)
+        bound = server.servers[0].sockets[0].getsockname()[1]
+        yield f"http://{host}:{bound}"
+    finally:
+        server.should_exit = True
+        thread.join()

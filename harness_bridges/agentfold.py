@@ -1,0 +1,72 @@
+"""`agentfold`: past a length threshold the policy folds its own past into a summary (002, E.2)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from harness_bridges.chat import Message
+from harness_bridges.conversation import Conversation
+from harness_bridges.errors import ConfigError
+from harness_bridges.harness import register_harness
+
+INSTRUCTION = (
+    "Your context is nearly full. Write a short summary of what you have found so far and what "
+    "is still missing. Earlier steps will be removed; only the summary stays."
+)
+HEADING = "Summary of the earlier steps:\n"
+
+
+@register_harness("agentfold")
+class AgentFold:
+    """Length-triggered folding.
+
+    When the rendered prompt exceeds the threshold, the policy is asked for a summary of the
+    steps so far. The summary is sampled (it is on-policy and gets gradient), takes the place of
+    all exchanges but the last `agentfold_keep`, and the folded ones leave the live view.
+    """
+
+    @dataclass(frozen=True, slots=True, kw_only=True)
+    class Config:
+        """Settings of `agentfold`."""
+
+        agentfold_threshold: int = 3000
+        """Prompt tokens beyond which the past is folded (002, F.1)."""
+        agentfold_summary_tokens: int = 256
+        """Most tokens of one summary."""
+        agentfold_keep: int = 1
+        """Latest exchanges (response and observation) that are never folded."""
+
+        def __post_init__(self) -> None:
+            for name in ("agentfold_threshold", "agentfold_summary_tokens"):
+                if getattr(self, name) < 1:
+                    raise ConfigError(f"{name}={getattr(self, name)}: must be at least 1")
+            if self.agentfold_keep < 0:
+                raise ConfigError(f"agentfold_keep={self.agentfold_keep}: must be at least 0")
+
+    def __init__(self, config: Config) -> None:
+        self.config = config
+
+    async def run(self, conversation: Conversation) -> None:
+        head = len(conversation.messages)
+        for _ in range(conversation.limits.max_turns):
+            await self._maybe_fold(conversation, head)
+            if not await conversation.act():
+                return
+
+    async def _maybe_fold(self, conversation: Conversation, head: int) -> None:
+        messages = conversation.messages
+        tail = len(messages) - 2 * self.config.agentfold_keep
+        if tail <= head or conversation.prompt_length() <= self.config.agentfold_threshold:
+            return
+        if tail == head + 1 and len(messages[head].parts) == 2:
+            return  # only the last summary is left to fold: folding it again frees nothing
+        summary = await conversation.sample(
+            Message("user", (INSTRUCTION,)),
+            stop=(),
+            max_new_tokens=self.config.agentfold_summary_tokens,
+        )
+        if summary is None:
+            return
+        folded = Message("user", (HEADING, summary))
+        conversation.messages = [*messages[:head], folded, *messages[tail:]]
+        conversation.declare_edit("fold", "length")

@@ -1,0 +1,1 @@
+"""Loss hooks: trees, masks and losses on tensors. One file per method."""

@@ -1,0 +1,1 @@
+"""Rollout adapters: engine client, episodes to samples, rewards, environments."""

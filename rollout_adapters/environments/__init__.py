@@ -1,0 +1,1 @@
+"""Environments: tasks with executable worlds, registered in one line."""
