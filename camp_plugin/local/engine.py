@@ -31,7 +31,7 @@ IGNORED_PARAMS = {"skip_special_tokens", "no_stop_trim", "spaces_between_special
 """SGLang parameters that change nothing here: output is token ids, one sample a request."""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Job:
     """A request on its way to the worker."""
 
@@ -216,8 +216,9 @@ def make_app(engine: LocalEngine) -> Starlette:
         try:
             async with _abort_on_disconnect(request, job):
                 return JSONResponse(await asyncio.wrap_future(job.future))
-        except CampError as error:
-            return JSONResponse({"error": {"message": str(error)}}, status_code=400)
+        except Exception as error:  # the client decides whether to try again
+            message = f"{type(error).__name__}: {error}"
+            return JSONResponse({"error": {"message": message}}, status_code=500)
 
     async def health(request: HttpRequest) -> Response:
         return Response(status_code=200)
