@@ -75,6 +75,7 @@ async def run_episode(
         group_id=job.group_id,
         session_id=f"{seed}-{job.rollout_id}",
         task_id=job.task.task_id,
+        metadata={"temperature": limits.temperature},
     )
     engine = _SeededEngine(client, seed, job.rollout_id)
     conversation = Conversation(engine, chat, session, limits, ids)

@@ -115,15 +115,20 @@ def load_config(path: str | Path | None, overrides: Sequence[str] = ()) -> Simpl
     """Read a YAML file and `key=value` overrides into one checked namespace.
 
     Raises:
-        ConfigError: unknown or duplicate key, wrong type, or settings that cannot work together.
+        ConfigError: unknown key, wrong type, or settings that cannot work together.
     """
+    return build_config(read_values(path, overrides))
+
+
+def read_values(path: str | Path | None, overrides: Sequence[str]) -> dict[str, Any]:
+    """The raw settings of a YAML file with `key=value` overrides on top."""
     values: dict[str, Any] = {} if path is None else _read_yaml(Path(path))
     for item in overrides:
         key, separator, text = item.partition("=")
         if not separator:
             raise ConfigError(f"--set {item}: expected key=value")
         values[key.strip()] = yaml.safe_load(text)
-    return build_config(values)
+    return values
 
 
 def _read_yaml(path: Path) -> dict[str, Any]:

@@ -167,7 +167,6 @@ class Drift:
         return {
             "camp/logdiff_mean": mean,
             "camp/logdiff_max": self._max if self._count else math.nan,
-            "loss_tokens": float(self._count),
         }
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import math
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,6 +13,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
+from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from camp_plugin.local.checkpoint import latest_checkpoint, load_checkpoint, save_checkpoint
@@ -32,10 +34,11 @@ from rollout_adapters.tokenizer import HFChat
 
 
 @contextmanager
-def progress_bar() -> Iterator[Progress]:
-    """The one look of all progress bars."""
+def progress_bar(*, quiet: bool = False) -> Iterator[Progress]:
+    """The one look of all progress bars, on standard error."""
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
-    with Progress(*columns, TimeElapsedColumn()) as progress:
+    console = Console(stderr=True)
+    with Progress(*columns, TimeElapsedColumn(), console=console, disable=quiet) as progress:
         yield progress
 
 
@@ -241,3 +244,16 @@ def train_and_log(
         row = {**about, **metrics}
         log.write(name, before + i, row)
     return row
+
+
+def serve_forever(model: str, host: str, port: int, seed: int) -> None:
+    """`camp-plugin engine`: serve until interrupted."""
+    chat = HFChat.from_pretrained(model_dir(model))
+    decoder = Decoder(load_model(model), eos_ids=chat.eos_ids, decode_text=chat.decode)
+    engine = LocalEngine(decoder, seed=seed)
+    with serve(engine, host, port) as url:
+        print(f"serving {model} at {url}", flush=True)
+        try:
+            threading.Event().wait()
+        except KeyboardInterrupt:
+            print("stopped")

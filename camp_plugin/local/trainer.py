@@ -136,16 +136,19 @@ class Trainer:
             hook = self.method.before_train_step
             hook(self.args, rollout_id, step, self.model, self.optimizer, None)
         totals: dict[str, float] = {}
-        tokens = 0
+        tokens = loss_tokens = 0
         for batch in self.micro_batches(data, step):
-            tokens += sum(row.numel() for row in batch["unconcat_tokens"])
+            size = batch["tokens"].numel()
+            tokens += size
+            loss_tokens += sum(int(mask.sum()) for mask in batch["loss_masks"])
             metrics = self._micro_batch(batch)
             for name, value in metrics.items():
                 totals[name] = totals.get(name, 0.0) + float(value)
-            progress(sum(row.numel() for row in batch["unconcat_tokens"]))
+            progress(size)
         means = {name: total / self.args.global_batch_size for name, total in totals.items()}
         means["grad_norm"] = self._update()
         means["train_tokens"] = float(tokens)
+        means["loss_tokens"] = float(loss_tokens)
         means["step_time_s"] = time.perf_counter() - started
         return means
 

@@ -1,0 +1,132 @@
+"""`camp-plugin`: train, demo, engine, probe."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from harness_bridges.errors import CampError
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Entry point; a user's fault prints one line and returns 2."""
+    arguments = _parser().parse_args(argv)
+    try:
+        arguments.run(arguments)
+    except CampError as error:
+        print(f"camp-plugin: {error}", file=sys.stderr)
+        return 2
+    except ModuleNotFoundError as error:
+        if error.name in ("camp_plugin", "loss_hooks", "rollout_adapters", "harness_bridges"):
+            raise
+        print(
+            f"camp-plugin: the module {error.name!r} is missing; `pip install "
+            "'camp-plugin[local]'` installs the embedded host",
+            file=sys.stderr,
+        )
+        return 2
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="camp-plugin", description=__doc__, allow_abbrev=False)
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+
+    train = _command(commands, "train", _train, "rollouts, hooks and updates on one machine")
+    train.add_argument("--config", type=Path, required=True, help="YAML file of settings")
+    _add_set(train)
+
+    demo = _command(commands, "demo", _demo, "train all methods on the same episodes, compare")
+    demo.add_argument("--config", type=Path, help="YAML file; default: the packaged demo")
+    demo.add_argument("--methods", default="all", help="comma-separated; default: all five")
+    _add_set(demo)
+
+    engine = _command(commands, "engine", _engine, "serve SGLang's /generate on a local model")
+    engine.add_argument("--model", required=True, help="model directory, or smollm2")
+    engine.add_argument("--host", default="127.0.0.1")
+    engine.add_argument("--port", type=int, default=30000)
+    engine.add_argument("--seed", type=int, default=0)
+
+    probe = _command(commands, "probe", _probe, "log-probs under each method's conditioning")
+    probe.add_argument("episodes", type=Path, help="episodes, .jsonl or .jsonl.zst")
+    probe.add_argument("--model", required=True, help="model directory, or smollm2")
+    probe.add_argument("--temperature", type=float, help="default: as recorded")
+    probe.add_argument("--json", action="store_true", help="print JSON instead of tables")
+    return parser
+
+
+def _command(commands: Any, name: str, run: Any, text: str) -> argparse.ArgumentParser:
+    parser: argparse.ArgumentParser = commands.add_parser(
+        name, help=text, description=text, allow_abbrev=False
+    )
+    parser.set_defaults(run=run)
+    return parser
+
+
+def _add_set(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="KEY=VALUE", help="override a setting"
+    )
+
+
+def _train(arguments: argparse.Namespace) -> None:
+    from camp_plugin.local.config import load_config
+    from camp_plugin.local.run import train
+
+    print(f"results: {train(load_config(arguments.config, arguments.set))}/")
+
+
+def _demo(arguments: argparse.Namespace) -> None:
+    from camp_plugin.local.config import read_values
+    from camp_plugin.local.demo import METHODS, demo
+
+    packaged = Path(__file__).with_name("demo.yaml")
+    values = read_values(arguments.config or packaged, arguments.set)
+    chosen = METHODS if arguments.methods == "all" else tuple(arguments.methods.split(","))
+    unknown = sorted(set(chosen) - set(METHODS))
+    if unknown:
+        raise CampError(f"--methods {','.join(unknown)}: choose from {', '.join(METHODS)}")
+    demo(values, chosen)
+
+
+def _engine(arguments: argparse.Namespace) -> None:
+    from camp_plugin.local.run import serve_forever
+
+    serve_forever(arguments.model, arguments.host, arguments.port, arguments.seed)
+
+
+def _probe(arguments: argparse.Namespace) -> None:
+    from rich.console import Console
+
+    from camp_plugin.local.host import LocalHost
+    from camp_plugin.local.model import load_model
+    from camp_plugin.local.run import progress_bar
+    from camp_plugin.probe import probe
+    from camp_plugin.report import probe_tables
+    from harness_bridges.store import read_episodes
+
+    if not arguments.episodes.is_file():
+        raise CampError(f"{arguments.episodes}: there is no such file")
+    episodes = list(read_episodes(arguments.episodes))
+    host = LocalHost(load_model(arguments.model))
+    with progress_bar(quiet=arguments.json) as progress:
+        bar = progress.add_task("probe", total=len(episodes))
+        result = probe(
+            episodes,
+            host,
+            temperature=arguments.temperature,
+            progress=lambda: progress.advance(bar),
+        )
+    if arguments.json:
+        print(json.dumps(result.summary()))
+        return
+    for table in probe_tables(result.summary()):
+        Console().print(table)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

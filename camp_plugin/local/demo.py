@@ -1,0 +1,136 @@
+"""`camp-plugin demo`: one set of live-edited episodes, trained by every method."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.progress import Progress
+
+from camp_plugin.local.config import build_config
+from camp_plugin.local.model import load_model
+from camp_plugin.local.run import MetricsLog, Rollouts, collect, progress_bar, set_threads
+from camp_plugin.local.trainer import Trainer
+from camp_plugin.report import matrix, plot
+from harness_bridges.errors import ConfigError
+from harness_bridges.record import Episode
+from rollout_adapters.metrics import episode_metrics
+
+METHODS = ("naive_compressed", "naive_full", "logit_tree", "packed_mask", "sdcc")
+CONTROL = "no_edit"
+CONTROL_HARNESS = "search_r1"
+
+
+def demo(values: Mapping[str, Any], methods: Sequence[str]) -> Path:
+    """Roll out with and without the editor, train every method from the same weights, compare.
+
+    Args:
+        values: settings, as in a config file, without `camp_method`.
+        methods: which of the methods to train; `naive_compressed` is the yardstick of cost.
+
+    Returns:
+        The run's directory: `episodes_*.jsonl.zst`, `metrics.jsonl`, `tensorboard/`, `matrix.png`.
+    """
+    args = {name: _args(values, name) for name in methods}
+    control = _args({**_without_harness(values), "camp_harness": CONTROL_HARNESS}, METHODS[0])
+    first = next(iter(args.values()))
+    set_threads(first)
+    torch.manual_seed(first.seed)
+    directory = Path(str(first.runs_dir)) / str(first.run_name)
+    if (directory / "metrics.jsonl").exists():
+        raise ConfigError(f"{directory}: holds a finished demo; remove it or set run_name")
+    model = load_model(first.hf_checkpoint)
+    initial = {name: weight.clone() for name, weight in model.state_dict().items()}
+    log = MetricsLog(directory)
+    with progress_bar() as progress:
+        episodes = _collect(first, model, directory, progress)
+        control_episodes = _collect(control, model, directory, progress)
+        # The control goes first: it also warms the machine up for the timed ones.
+        cells = [(CONTROL, control, control_episodes)]
+        cells += [(name, args[name], episodes) for name in methods]
+        rows = []
+        for name, cell, data in cells:
+            model.load_state_dict(initial)
+            rows.append(_train_cell(name, cell, model, data, log, progress))
+    rows = _with_ratios([*rows[1:], rows[0]])
+    for row in rows:
+        log.write(row["method"], int(row["steps"]), {**row, "summary": True})
+    log.close()
+    plot(rows, directory / "matrix.png")
+    console = Console(width=None if Console().is_terminal else 180)
+    console.print(matrix(rows))
+    console.print(f"results: {directory}/ (metrics.jsonl, tensorboard/, matrix.png, episodes)")
+    return directory
+
+
+def _args(values: Mapping[str, Any], method: str) -> SimpleNamespace:
+    """Settings of one method; those of the other methods do not apply to it."""
+    from loss_hooks.method import find_method
+
+    foreign = {
+        name
+        for other in METHODS
+        if other != method
+        for name in getattr(find_method(other).config, "__dataclass_fields__", {})
+    }
+    kept = {key: value for key, value in values.items() if key not in foreign}
+    return build_config({**kept, "camp_method": method})
+
+
+def _without_harness(values: Mapping[str, Any]) -> dict[str, Any]:
+    from harness_bridges.harness import find_harness
+
+    name = values.get("camp_harness", "agentfold")
+    own = getattr(find_harness(name).Config, "__dataclass_fields__", {})
+    return {key: value for key, value in values.items() if key not in own}
+
+
+def _collect(
+    args: SimpleNamespace, model: Any, directory: Path, progress: Progress
+) -> list[Episode]:
+    rollouts = Rollouts(args, model)
+    store = directory / f"episodes_{args.camp_harness}.jsonl.zst"
+    episodes = [
+        episode
+        for step in range(args.num_rollout)
+        for episode in collect(rollouts, step, store, progress)
+    ]
+    rollouts.engine.close()
+    return episodes
+
+
+def _train_cell(
+    name: str,
+    args: SimpleNamespace,
+    model: Any,
+    episodes: Sequence[Episode],
+    log: MetricsLog,
+    progress: Progress,
+) -> dict[str, Any]:
+    trainer = Trainer(args, model, load_model(args.hf_checkpoint) if args.use_kl_loss else None)
+    bar = progress.add_task(f"train {name}", total=None)
+    size = args.rollout_batch_size * args.n_samples_per_prompt
+    about = {"method": name, "harness": args.camp_harness, **episode_metrics(episodes)}
+    steps: list[dict[str, float]] = []
+    for rollout in range(args.num_rollout):
+        part = episodes[rollout * size : (rollout + 1) * size]
+        steps += trainer.train(part, rollout, lambda n: progress.advance(bar, n))
+    progress.update(bar, total=progress.tasks[bar].completed)
+    for i, metrics in enumerate(steps):
+        log.write(name, i, {**about, **metrics})
+    return {**about, **_mean(steps), "steps": len(steps)}
+
+
+def _mean(steps: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    return {key: sum(step[key] for step in steps) / len(steps) for key in steps[0]}
+
+
+def _with_ratios(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    base = next((row for row in rows if row["method"] == METHODS[0]), rows[0])
+    for row in rows:
+        row["step_time_ratio"] = row["step_time_s"] / base["step_time_s"]
+    return rows

@@ -1,0 +1,151 @@
+"""The offline probe (002, §6.3): log-probs of recorded tokens under each method's conditioning."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import torch
+
+from camp_plugin.local.host import LocalHost
+from harness_bridges.branches import episode_tape, survivors
+from harness_bridges.errors import CampError
+from harness_bridges.record import Episode, FloatArray
+from loss_hooks.host import stash_records
+from loss_hooks.method import Method, find_method
+from loss_hooks.rows import Row
+
+METHODS = ("naive_compressed", "naive_full", "logit_tree", "packed_mask", "sdcc")
+
+
+@dataclass(slots=True)
+class ProbeResult:
+    """Per-token differences in nats over all probed episodes."""
+
+    logdiff: dict[str, list[FloatArray]] = field(default_factory=dict)
+    """Per method: |train - rollout log-prob| of its loss tokens (Eq. 1)."""
+    delta_comp: list[FloatArray] = field(default_factory=list)
+    """log p(walk prefix) - log p(live prefix), at diverging leaves; predicted < 0."""
+    delta_full: list[FloatArray] = field(default_factory=list)
+    """log p(tape prefix) - log p(walk prefix), at survivors sampled after the first edit;
+    predicted > 0."""
+
+    def summary(self) -> dict[str, Any]:
+        """JSON values; NaN (nothing to measure) becomes None."""
+        methods = {}
+        for name, parts in self.logdiff.items():
+            values = np.concatenate(parts)
+            methods[name] = {
+                "camp/logdiff_mean": _finite(values.mean()),
+                "camp/logdiff_max": _finite(values.max()),
+                "loss_tokens": int(values.size),
+            }
+        return {
+            "methods": methods,
+            "camp/delta_comp": _delta(self.delta_comp),
+            "camp/delta_full": _delta(self.delta_full),
+        }
+
+
+def _finite(value: float) -> float | None:
+    return float(value) if math.isfinite(value) else None
+
+
+def _delta(parts: list[FloatArray]) -> dict[str, float | int | None]:
+    values = np.concatenate([np.empty(0), *parts])
+    if not values.size:
+        return {"n": 0, "mean": None, "below_zero": None, "above_zero": None}
+    return {
+        "n": int(values.size),
+        "mean": _finite(values.mean()),
+        "below_zero": float((values < 0).mean()),
+        "above_zero": float((values > 0).mean()),
+    }
+
+
+def probe(
+    episodes: Iterable[Episode],
+    host: LocalHost,
+    *,
+    temperature: float | None = None,
+    progress: Callable[[], None] = lambda: None,
+) -> ProbeResult:
+    """Score every episode under all five conditionings with the same weights.
+
+    Args:
+        episodes: recorded episodes.
+        host: the model; for a logdiff near zero, the one that sampled them.
+        temperature: of sampling; None takes the one that each episode recorded.
+        progress: called once per episode.
+
+    Raises:
+        CampError: there is no episode, or one has no recorded temperature and none was given.
+    """
+    result = ProbeResult({name: [] for name in METHODS})
+    seen = 0
+    for episode in episodes:
+        at = episode.metadata.get("temperature") if temperature is None else temperature
+        if at is None:
+            raise CampError(
+                f"episode {episode.rollout_id}: has no metadata.temperature; give --temperature"
+            )
+        _probe_episode(episode, host, float(at), result)
+        seen += 1
+        progress()
+    if not seen:
+        raise CampError("there is no episode to probe")
+    return result
+
+
+def _probe_episode(
+    episode: Episode, host: LocalHost, temperature: float, result: ProbeResult
+) -> None:
+    scored = {
+        name: _score(episode, find_method(name), host, temperature)
+        for name in METHODS
+        if name != "sdcc"  # its loss forwards the walk, as naive_compressed does
+    }
+    scored["sdcc"] = scored["naive_compressed"]
+    for name, (log_probs, rollout) in scored.items():
+        result.logdiff[name].append(np.abs(log_probs - rollout))
+    # Exact, full and packed rows list their targets turn by turn; the walk by position.
+    starts = np.cumsum([0, *(turn.output_ids.size for turn in episode.turns)])
+    tape = episode_tape(episode)
+    left = survivors(episode.turns, tape)
+    token = starts[left.turn] + left.offset
+    walk, live, full = (scored[n][0] for n in ("naive_compressed", "logit_tree", "naive_full"))
+    result.delta_comp.append((walk - live[token])[left.diverges])
+    first_edit = min((edit.turn for edit in tape.edits), default=len(episode.turns))
+    result.delta_full.append((full[token] - walk)[left.turn >= first_edit])
+
+
+@torch.no_grad()
+def _score(
+    episode: Episode, method: Method, host: LocalHost, temperature: float
+) -> tuple[FloatArray, FloatArray]:
+    """Log-probs now and at rollout of the method's targets, both `[M]`, in target order."""
+    args = SimpleNamespace(rollout_temperature=temperature)
+    now, then = [], []
+    for row in method.rows(episode):
+        log_probs = _row_log_probs(row, host, args)
+        record = row.record or {}
+        if "targets" in record:
+            slots = np.array(record["targets"], dtype=np.int64) - row.prompt_length
+            then.append(np.array(record["rollout_log_probs"]))
+        else:
+            slots = np.flatnonzero(row.loss_mask)
+            then.append(row.rollout_log_probs[slots])
+        now.append(log_probs[slots])
+    return np.concatenate(now), np.concatenate(then)
+
+
+def _row_log_probs(row: Row, host: LocalHost, args: SimpleNamespace) -> FloatArray:
+    tokens = torch.from_numpy(np.array(row.tokens))
+    stash_records([tokens], [row.record], [0])
+    batch = {"unconcat_tokens": [tokens], "response_lengths": [row.loss_mask.size]}
+    (log_probs,) = host.log_probs(args, batch, host.logits(batch))
+    return log_probs.double().numpy()
