@@ -56,7 +56,7 @@ class Trainer:
                 weights are left as they were before that step.
         """
         with use_host(self.host):
-            data = self._train_data(episodes, rollout_id)
+            data = self.prepare(episodes, rollout_id)
             steps = sorted(set(data["step_ids"]))
             self.host.drift.reset()
             self.host.drift.enabled = True
@@ -71,7 +71,8 @@ class Trainer:
             metrics = [self._step(data, rollout_id, step, progress) for step in steps]
             return [{**m, **self.host.drift.metrics()} for m in metrics]
 
-    def _train_data(self, episodes: Sequence[Episode], rollout_id: int) -> dict[str, Any]:
+    def prepare(self, episodes: Sequence[Episode], rollout_id: int) -> dict[str, Any]:
+        """Episodes to slime's train data: rows by the method, advantages, steps, records."""
         samples: list[Sample] = []
         for episode in episodes:
             samples += episode_samples(episode, self.method, len(samples))
@@ -131,6 +132,19 @@ class Trainer:
         self, data: Mapping[str, Any], rollout_id: int, step: int, progress: Progress
     ) -> dict[str, float]:
         started = time.perf_counter()
+        metrics = self.accumulate(data, rollout_id, step, progress)
+        metrics["grad_norm"] = self._update()
+        metrics["step_time_s"] = time.perf_counter() - started
+        return metrics
+
+    def accumulate(
+        self,
+        data: Mapping[str, Any],
+        rollout_id: int,
+        step: int,
+        progress: Progress = lambda n: None,
+    ) -> dict[str, float]:
+        """Gradients of one optimizer step in `.grad`, summed over its micro-batches."""
         self.optimizer.zero_grad(set_to_none=True)
         if self.method.before_train_step is not None:
             hook = self.method.before_train_step
@@ -141,16 +155,11 @@ class Trainer:
             size = batch["tokens"].numel()
             tokens += size
             loss_tokens += sum(int(mask.sum()) for mask in batch["loss_masks"])
-            metrics = self._micro_batch(batch)
-            for name, value in metrics.items():
+            for name, value in self._micro_batch(batch).items():
                 totals[name] = totals.get(name, 0.0) + float(value)
             progress(size)
         means = {name: total / self.args.global_batch_size for name, total in totals.items()}
-        means["grad_norm"] = self._update()
-        means["train_tokens"] = float(tokens)
-        means["loss_tokens"] = float(loss_tokens)
-        means["step_time_s"] = time.perf_counter() - started
-        return means
+        return {**means, "train_tokens": float(tokens), "loss_tokens": float(loss_tokens)}
 
     def _micro_batch(self, batch: Mapping[str, Any]) -> dict[str, Tensor]:
         logits = self.host.logits(batch)
