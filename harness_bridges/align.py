@@ -74,15 +74,16 @@ def _match_rest(old: IntArray, new: IntArray, prefix: int, min_run: int) -> Iter
     order = np.argsort(old_hashes, kind="stable")
     ranked = old_hashes[order]
     left = np.searchsorted(ranked, new_hashes, side="left")
-    right = np.searchsorted(ranked, new_hashes, side="right")
-    hits = np.flatnonzero(right > left)
+    found = ranked[np.minimum(left, ranked.size - 1)] if ranked.size else new_hashes[:0]
+    hits = np.flatnonzero(found == new_hashes[: found.size])
     used = np.zeros(old.size, dtype=np.bool_)
     used[:prefix] = True
     done, expected = prefix, prefix
     cursor = 0
     while cursor < hits.size:
         hit = int(hits[cursor])
-        candidates = order[left[hit] : min(right[hit], left[hit] + _MAX_CANDIDATES)] + prefix
+        same = ranked[left[hit] : left[hit] + _MAX_CANDIDATES] == new_hashes[hit]
+        candidates = order[left[hit] : left[hit] + int(same.sum())] + prefix
         best = _longest(old, new, hit + prefix, candidates, used, expected, min_run)
         if best is None:
             cursor += 1

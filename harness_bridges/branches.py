@@ -10,7 +10,8 @@ import numpy.typing as npt
 
 from harness_bridges.align import common_prefix
 from harness_bridges.record import Episode, IntArray, Turn
-from harness_bridges.tape import Tape, build_tape
+from harness_bridges.recover import build_tape
+from harness_bridges.tape import Tape
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +88,10 @@ def episode_tape(episode: Episode) -> Tape:
 def evicted_fraction(tape: Tape) -> float:
     """c_i of 002 (metric 5): tape tokens that ever left a live view, over all tape tokens."""
     evicted = np.zeros(tape.tokens.size, dtype=np.bool_)
-    for turn in range(1, len(tape.views)):
-        gone = np.setdiff1d(tape.positions(turn - 1, output=True), tape.positions(turn))
-        evicted[gone] = True
+    for edit in tape.edits:
+        gone = np.zeros(tape.tokens.size, dtype=np.bool_)
+        for start, stop in edit.removed:
+            gone[start:stop] = True
+        gone[tape.positions(edit.turn)] = False
+        evicted |= gone
     return float(evicted.mean()) if evicted.size else 0.0

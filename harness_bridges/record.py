@@ -200,9 +200,9 @@ class Episode:
             raise RecordError(f"turn_rewards={self.turn_rewards}: expected finite numbers")
         _one_of(self.status, STATUSES, "status")
         if self.edits is not None:
-            from harness_bridges.tape import build_tape
+            from harness_bridges.tape import replay
 
-            build_tape(self.turns, self.edits)
+            replay(self.turns, self.edits)
 
     @property
     def num_sampled(self) -> int:

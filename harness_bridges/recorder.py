@@ -16,7 +16,8 @@ from harness_bridges.align import Match, common_prefix
 from harness_bridges.chat import Piece, prompt_ids
 from harness_bridges.engine import Generation, RunIds
 from harness_bridges.record import Edit, Episode, Turn
-from harness_bridges.tape import View, edit_between, lay_view, match_blocks
+from harness_bridges.recover import edit_between, lay_view, match_blocks
+from harness_bridges.spans import View
 
 
 class Recorder:

@@ -158,7 +158,9 @@ def test_the_fixture_has_what_it_promises():
 def test_packed_length_is_the_number_of_distinct_prefixes():
     e = edited_episode(3, VOCAB, trunk=61)
     (row,) = find_method("packed_mask").rows(e)
-    prefixes = {tuple(t.sequence[: i + 1].tolist()) for t in e.turns for i in range(t.sequence.size)}
+    prefixes = {
+        tuple(t.sequence[: i + 1].tolist()) for t in e.turns for i in range(t.sequence.size)
+    }
     assert row.tokens.size == len(prefixes)
 
 
