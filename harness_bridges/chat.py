@@ -53,6 +53,18 @@ class Piece:
 
     ids: IntArray
     turn: int = -1
+    offset: int = 0
+    """Index of the first id in that turn's output: a template may keep only the end of it."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Region:
+    """`text[start:stop]` of a rendering is `sampled.ids[offset:]`."""
+
+    start: int
+    stop: int
+    sampled: Sampled
+    offset: int = 0
 
 
 def sampled_text(chat: ChatTokenizer, ids: Sequence[int], turn: int) -> Sampled:
@@ -66,19 +78,55 @@ def render_pieces(chat: ChatTokenizer, messages: Sequence[Message]) -> list[Piec
     """The prompt for the next model call, generation prompt included, as pieces in order."""
     text = chat.render([{"role": m.role, "content": m.text} for m in messages])
     slots = [part for m in messages for part in m.parts if isinstance(part, Sampled)]
-    spliced = set(range(len(slots)))
-    marked = _render_marked(chat, messages, spliced)
-    if _unmark(marked, slots) != text:
-        # The template looks into the content: splice only what it renders verbatim.
-        spliced = {
-            i
-            for i in range(len(slots))
-            if _unmark(_render_marked(chat, messages, {i}), slots) == text
-        }
-        marked = _render_marked(chat, messages, spliced)
-        if _unmark(marked, slots) != text:
-            marked = text
-    return _tokenise(chat, marked, slots)
+    marked = _split(_render_marked(chat, messages, set(range(len(slots)))))
+    regions = _regions(marked, slots)
+    if "".join(b + (slots[i].text if i >= 0 else "") for b, i in marked) != text:
+        # The template looks into the content: find what it made of each response on its own.
+        found = (_find_region(chat, messages, slots, i, text) for i in range(len(slots)))
+        regions = [region for region in found if region is not None]
+    return _tokenise(chat, text, regions)
+
+
+def _regions(marked: Sequence[tuple[str, int]], slots: Sequence[Sampled]) -> list[_Region]:
+    regions, at = [], 0
+    for before, slot in marked:
+        at += len(before)
+        if slot >= 0:
+            regions.append(_Region(at, at + len(slots[slot].text), slots[slot]))
+            at += len(slots[slot].text)
+    return regions
+
+
+def _find_region(
+    chat: ChatTokenizer, messages: Sequence[Message], slots: Sequence[Sampled], i: int, text: str
+) -> _Region | None:
+    """Where response i stands in `text`: whole, or its end where reasoning was dropped."""
+    marked = _split(_render_marked(chat, messages, {i}))
+    if len(marked) != 2:
+        return None
+    (before, _), (after, _) = marked
+    stop = len(text) - len(after)
+    if not (text.startswith(before) and text.endswith(after) and len(before) <= stop):
+        return None
+    shown = text[len(before) : stop]
+    offset = _suffix_offset(chat, slots[i], shown)
+    return None if offset is None else _Region(len(before), stop, slots[i], offset)
+
+
+def _suffix_offset(chat: ChatTokenizer, sampled: Sampled, shown: str) -> int | None:
+    """Index of the first id of `shown`; None if no token boundary lies there."""
+    if not shown or not sampled.text.endswith(shown):
+        return None
+    end = sampled.ids.size - int(_ended(chat, sampled))
+    for offset in range(end):
+        rest = chat.decode(sampled.ids[offset:end].tolist())
+        if len(rest) <= len(shown):
+            return offset if rest == shown else None
+    return None
+
+
+def _ended(chat: ChatTokenizer, sampled: Sampled) -> bool:
+    return sampled.ids.size > 0 and int(sampled.ids[-1]) in chat.eos_ids
 
 
 def _render_marked(chat: ChatTokenizer, messages: Sequence[Message], spliced: set[int]) -> str:
@@ -107,31 +155,28 @@ def _split(marked: str) -> list[tuple[str, int]]:
     return [*found, (before, -1)]
 
 
-def _unmark(marked: str, slots: Sequence[Sampled]) -> str:
-    return "".join(
-        before + (slots[slot].text if slot >= 0 else "") for before, slot in _split(marked)
-    )
-
-
-def _tokenise(chat: ChatTokenizer, marked: str, slots: Sequence[Sampled]) -> list[Piece]:
+def _tokenise(chat: ChatTokenizer, text: str, regions: Sequence[_Region]) -> list[Piece]:
     pieces: list[Piece] = []
-    ended = ""  # text of an end-of-turn token that was sampled just before
-    for before, slot in _split(marked):
-        if ended and before.startswith(ended):
-            before = before[len(ended) :]
-        elif ended:
-            # The template does not close this text with its end-of-turn token.
-            last = pieces.pop()
-            pieces.append(Piece(last.ids[:-1], last.turn))
-        if before:
-            pieces.append(Piece(np.asarray(chat.encode(before), dtype=np.int64)))
-        ended = ""
-        if slot >= 0 and slots[slot].ids.size:
-            sampled = slots[slot]
-            pieces.append(Piece(sampled.ids, sampled.turn))
-            if int(sampled.ids[-1]) in chat.eos_ids:
-                ended = chat.decode([int(sampled.ids[-1])])
+    at = 0
+    for region in sorted(regions, key=lambda region: region.start):
+        sampled, ids = region.sampled, region.sampled.ids
+        _add_text(chat, pieces, text[at : region.start])
+        at = region.stop
+        if _ended(chat, sampled):
+            end = chat.decode([int(ids[-1])])
+            if text.startswith(end, at):
+                at += len(end)
+            else:  # the template does not close this text with its end-of-turn token
+                ids = ids[:-1]
+        if ids.size > region.offset:
+            pieces.append(Piece(ids[region.offset :], sampled.turn, region.offset))
+    _add_text(chat, pieces, text[at:])
     return pieces
+
+
+def _add_text(chat: ChatTokenizer, pieces: list[Piece], text: str) -> None:
+    if text:
+        pieces.append(Piece(np.asarray(chat.encode(text), dtype=np.int64)))
 
 
 def prompt_ids(pieces: Sequence[Piece]) -> IntArray:

@@ -12,11 +12,11 @@ from dataclasses import replace
 import numpy as np
 import numpy.typing as npt
 
-from harness_bridges.align import Match, common_prefix
+from harness_bridges.align import Match, align, common_prefix
 from harness_bridges.chat import Piece, prompt_ids
 from harness_bridges.engine import Generation, RunIds
 from harness_bridges.record import Edit, Episode, Turn
-from harness_bridges.recover import edit_between, lay_view, match_blocks
+from harness_bridges.recover import DEFAULT_MIN_RUN, edit_between, lay_view, match_blocks
 from harness_bridges.spans import View
 
 
@@ -81,33 +81,36 @@ class Recorder:
 
 
 def _matches(old: Sequence[Piece], new: Sequence[Piece]) -> list[Match]:
-    """Match sampled pieces by their turn, then the equal template tokens next to them."""
+    """Match sampled pieces by their turn, the equal template text next to them, then the rest."""
     anchors = _anchors(old, new)
     grower = _Grower(old, new, anchors)
-    matches = []
     prefix = grower.right(Match(0, 0, 0), anchors[0] if anchors else None)
-    if prefix.length:
-        matches.append(prefix)
+    matches = [prefix] if prefix.length else []
     for i, anchor in enumerate(anchors):
         floor = matches[-1].new + matches[-1].length if matches else 0
         following = anchors[i + 1] if i + 1 < len(anchors) else None
         matches.append(grower.right(grower.left(anchor, floor), following))
-    return matches
+    return sorted([*matches, *grower.rest()], key=lambda match: match.new)
 
 
 def _anchors(old: Sequence[Piece], new: Sequence[Piece]) -> list[Match]:
-    where: dict[int, int] = {}
+    where: dict[int, tuple[int, Piece]] = {}
     at = 0
     for piece in old:
         if piece.turn >= 0:
-            where[piece.turn] = at
+            where[piece.turn] = (at, piece)
         at += piece.ids.size
     found = []
     at = 0
     for piece in new:
-        if piece.turn in where and piece.ids.size:
+        if piece.turn in where:
             # Each sampled token survives in one place; a second mention is fresh text.
-            found.append(Match(at, where.pop(piece.turn), piece.ids.size))
+            old_at, before = where.pop(piece.turn)
+            start = max(piece.offset, before.offset)
+            stop = min(piece.offset + piece.ids.size, before.offset + before.ids.size)
+            if start < stop:
+                at_new, at_old = at + start - piece.offset, old_at + start - before.offset
+                found.append(Match(at_new, at_old, stop - start))
         at += piece.ids.size
     return found
 
@@ -119,7 +122,18 @@ class _Grower:
         self.old, self.new = prompt_ids(old), prompt_ids(new)
         self.old_free, self.new_free = _template(old), _template(new)
         for anchor in anchors:
-            self.old_free[anchor.old : anchor.old + anchor.length] = False
+            self._take(anchor)
+
+    def _take(self, match: Match) -> None:
+        self.old_free[match.old : match.old + match.length] = False
+        self.new_free[match.new : match.new + match.length] = False
+
+    def rest(self) -> list[Match]:
+        """Template text elsewhere: runs of equal tokens that nobody sampled."""
+        # Numbers that occur once and are no token ids: what is taken matches nothing.
+        old = np.where(self.old_free, self.old, -1 - 2 * np.arange(self.old.size))
+        new = np.where(self.new_free, self.new, -2 - 2 * np.arange(self.new.size))
+        return align(old, new, min_run=DEFAULT_MIN_RUN)
 
     def right(self, match: Match, following: Match | None) -> Match:
         start, limit = match.new + match.length, following.new if following else self.new.size
@@ -128,8 +142,9 @@ class _Grower:
         free = self.old_free[old_start : old_start + n] & self.new_free[start : start + n]
         blocked = np.flatnonzero(~free)
         n = int(blocked[0]) if blocked.size else n
-        self.old_free[old_start : old_start + n] = False
-        return Match(match.new, match.old, match.length + n)
+        grown = Match(match.new, match.old, match.length + n)
+        self._take(grown)
+        return grown
 
     def left(self, match: Match, floor: int) -> Match:
         new, old = match.new, match.old
@@ -141,8 +156,9 @@ class _Grower:
             and self.old[old - 1] == self.new[new - 1]
         ):
             new, old = new - 1, old - 1
-        self.old_free[old : match.old] = False
-        return Match(new, old, match.length + match.new - new)
+        grown = Match(new, old, match.length + match.new - new)
+        self._take(grown)
+        return grown
 
 
 def _template(pieces: Sequence[Piece]) -> npt.NDArray[np.bool_]:

@@ -1,4 +1,9 @@
-"""Eviction records recovered from payloads alone, by token alignment (002, E.2 and Figure 4)."""
+"""Eviction records recovered from payloads alone, by token alignment (002, E.2 and Figure 4).
+
+What payloads cannot tell: which of two equal texts stayed. If a response is replaced by another
+one that begins with the same tokens, those tokens pass for survivors of the first. A white-box
+bridge knows better, and asserts its edits.
+"""
 
 from __future__ import annotations
 
@@ -106,11 +111,17 @@ def _recover(turns: Sequence[Turn], min_run: int) -> Tape:
 def _retrieved(
     builder: TapeBuilder, turn: Turn, matches: list[Match], dead: _DeadSpans
 ) -> list[tuple[int, View]]:
+    """Old spans that came back between live ones.
+
+    Text after the last live token is an observation, also where it repeats something old: a
+    file that is read twice, a reminder that a harness sends again.
+    """
     live = np.zeros(builder.length, dtype=np.bool_)
     live[span_positions(builder.view)] = True
     tape = builder.tokens[: builder.length]
     blocks = []
-    for start, stop in gaps([(m.new, m.new + m.length) for m in matches], turn.prompt_ids.size):
+    edges = [(match.new, match.new + match.length) for match in matches]
+    for start, stop in gaps(edges, edges[-1][1] if edges else 0):
         for match in dead.find(turn.prompt_ids[start:stop], tape, live):
             span = np.array([[match.old, match.old + match.length]], dtype=np.int64)
             blocks.append((start + match.new, span))

@@ -32,25 +32,19 @@ def play(script, fresh):
     return run, episode(run.turns)
 
 
-def births_of(tape, turn):
-    """The tape's view of a turn, as birth numbers: unique tokens are their own birth."""
-    return tape.tokens[tape.positions(turn)].tolist()
-
-
 @many
 @given(scripts)
 def test_unique_tokens_recover_identity_exactly(script):
     counter = itertools.count(1)
     run, e = play(script, lambda: next(counter))
     tape = build_tape(e.turns, min_run=1)
-    appeared = dict.fromkeys(t for prompt, output in run.turns for t in prompt + output)
-    assert tape.tokens.tolist() == list(appeared), "every token once, in order of appearance"
-    for turn, (prompt, _) in enumerate(run.turns):
-        assert births_of(tape, turn) == prompt
+    born = list(dict.fromkeys(b for prompt, output in run.births for b in prompt + output))
+    assert tape.tokens.size == len(born), "every token once, in order of appearance"
+    for turn, (prompt, _) in enumerate(run.births):
+        assert [born[i] for i in tape.positions(turn)] == prompt
     left = survivors(e.turns, tape)
-    found = dict(
-        zip(zip(left.turn.tolist(), left.offset.tolist(), strict=True), left.position, strict=True)
-    )
+    owners = zip(left.turn.tolist(), left.offset.tolist(), strict=True)
+    found = dict(zip(owners, left.position.tolist(), strict=True))
     assert found == interpreter.survivors(run)
     diverging = {key for key, d in zip(found, left.diverges, strict=True) if d}
     assert diverging == interpreter.leaves(run)
@@ -62,16 +56,19 @@ def test_recovered_edits_replay_and_name_exactly_what_left(script):
     counter = itertools.count(1)
     run, e = play(script, lambda: next(counter))
     tape = build_tape(e.turns, min_run=1)
+    born = list(dict.fromkeys(b for prompt, output in run.births for b in prompt + output))
     replayed = build_tape(e.turns, tape.edits)
     assert replayed.tokens.tolist() == tape.tokens.tolist()
     for a, b in zip(replayed.views, tape.views, strict=True):
         assert a.tolist() == b.tolist()
+    left = {}
     for edit in tape.edits:
-        before = {birth for part in run.births[edit.turn - 1] for birth in part}
-        after = set(run.births[edit.turn][0])
-        gone = {int(tape.tokens[i]) - 1 for a, b in edit.removed for i in range(a, b)}
-        put = {int(tape.tokens[i]) - 1 for _, (a, b) in edit.inserted for i in range(a, b)}
-        assert gone - put == before - after
+        gone = {born[i] for a, b in edit.removed for i in range(a, b)}
+        put = {born[i] for _, (a, b) in edit.inserted for i in range(a, b)}
+        left[edit.turn] = gone - put
+    for turn in range(1, len(run.births)):
+        before = {birth for part in run.births[turn - 1] for birth in part}
+        assert left.get(turn, set()) == before - set(run.births[turn][0])
     asserted = episode(run.turns, edits=tape.edits)
     assert asserted.edits == tape.edits
 

@@ -4,6 +4,7 @@ A script is a list of actions on a live view; `("call", n)` samples n tokens fro
 gets a birth number when it first appears, so identity is never a matter of its value.
 """
 
+import itertools
 from dataclasses import dataclass, field
 
 
@@ -64,7 +65,24 @@ def run_script(script, fresh):
             at = args[1] % (len(view) + 1)
             edited = True
             view = view[:at] + span + view[at:]
+    _observe_again(run)
     return run
+
+
+def _observe_again(run):
+    """What comes back behind the last live token is a new observation, not the old token."""
+    fresh = itertools.count(max((b for p, o in run.births for b in p + o), default=0) + 1)
+    now = {}
+    for turn in range(1, len(run.births)):
+        before = {b for part in run.births[turn - 1] for b in part}
+        prompt, output = run.births[turn]
+        prompt = [now.get(b, b) for b in prompt]
+        last = max((i for i, b in enumerate(prompt) if b in before), default=-1)
+        seen = {b for t in range(turn) for part in run.births[t] for b in part}
+        for i in range(last + 1, len(prompt)):
+            if prompt[i] in seen:
+                now[run.births[turn][0][i]] = prompt[i] = next(fresh)
+        run.births[turn] = (prompt, output)
 
 
 def survivors(run):
