@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import queue
+import socket
 import threading
 from collections.abc import AsyncIterator, Iterator, Mapping
 from concurrent.futures import Future
@@ -76,6 +77,12 @@ class LocalEngine:
             CampError: a field is missing, malformed or not supported.
         """
         ids, params, start = parse_request(body)
+        vocab = self.decoder.model.config.vocab_size
+        if int(ids.max()) >= vocab:
+            raise CampError(
+                f"input_ids: token id {int(ids.max())} is not in the model's vocabulary of "
+                f"{vocab}; tokenise with the model's own tokenizer"
+            )
         job = _Job(ids, params, start, Future())
         self._jobs.put(job)
         return job
@@ -254,17 +261,18 @@ async def _abort_on_disconnect(request: HttpRequest, job: _Job) -> AsyncIterator
 @contextlib.contextmanager
 def serve(engine: LocalEngine, host: str = "127.0.0.1", port: int = 0) -> Iterator[str]:
     """Serve in a background thread; yields the URL. Port 0 takes a free one."""
-    config = uvicorn.Config(make_app(engine), host=host, port=port, log_level="warning")
-    server = uvicorn.Server(config)
-    thread = threading.Thread(target=server.run, daemon=True)
+    try:
+        listener = socket.create_server((host, port))
+    except OSError as error:
+        raise CampError(f"engine: could not listen on {host}:{port}: {error.strerror}") from None
+    server = uvicorn.Server(uvicorn.Config(make_app(engine), log_level="warning"))
+    thread = threading.Thread(target=server.run, args=([listener],), daemon=True)
     thread.start()
     try:
         while not server.started:
-            if not thread.is_alive():
-                raise CampError(f"engine: could not listen on {host}:{port}; is the port taken?")
             thread.join(0.02)
-        bound = server.servers[0].sockets[0].getsockname()[1]
-        yield f"http://{host}:{bound}"
+        yield f"http://{host}:{listener.getsockname()[1]}"
     finally:
         server.should_exit = True
         thread.join()
+        listener.close()
