@@ -63,8 +63,8 @@ def find(name: str, registry: Mapping[str, Any], group: str, what: str) -> Any:
     if name in installed:
         return installed[name].load()
     known = sorted({*registry, *installed})
-    near = difflib.get_close_matches(name, known, n=1)
-    hint = f"; did you mean {near[0]!r}?" if near else ""
+    near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+    hint = f"; did you mean {near[0]!r}?" if near else "."
     raise ConfigError(f"unknown {what} {name!r}{hint} Known: {', '.join(known)}")
 
 

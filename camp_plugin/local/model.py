@@ -37,7 +37,9 @@ def model_dir(name: str) -> Path:
 def load_model(name: str, dtype: torch.dtype = torch.float32) -> Any:
     """The causal LM of a local directory, in evaluation mode (no dropout anywhere)."""
     from transformers import AutoModelForCausalLM
+    from transformers.utils.logging import disable_progress_bar
 
+    disable_progress_bar()
     path = model_dir(name)
     return AutoModelForCausalLM.from_pretrained(path, dtype=dtype, local_files_only=True).eval()
 

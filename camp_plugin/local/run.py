@@ -6,8 +6,9 @@ import asyncio
 import json
 import math
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -107,14 +108,22 @@ def _stored(store: Path, jobs: Sequence[Job]) -> dict[int, Episode]:
 class MetricsLog:
     """`metrics.jsonl` and TensorBoard scalars; NaN becomes null in the file."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, first_step: int = 0) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
         directory.mkdir(parents=True, exist_ok=True)
         self._path = directory / "metrics.jsonl"
         self._directory = directory / "tensorboard"
         self._writers: dict[str, Any] = {}
-        self._make_writer = SummaryWriter
+        self._make_writer: Callable[[str], Any] = partial(SummaryWriter, purge_step=first_step)
+        self._drop_from(first_step)
+
+    def _drop_from(self, step: int) -> None:
+        """Forget steps that a resumed run is about to take again."""
+        if self._path.exists():
+            lines = self._path.read_text().splitlines(keepends=True)
+            kept = [x for x in lines if x.endswith("\n") and json.loads(x)["step"] < step]
+            self._path.write_text("".join(kept))
 
     def write(self, run: str, step: int, row: Mapping[str, Any]) -> None:
         """One row; `run` is the TensorBoard run it belongs to."""
@@ -143,11 +152,11 @@ def train(args: SimpleNamespace) -> Path:
     torch.manual_seed(args.seed)
     directory = Path(str(args.runs_dir)) / str(args.run_name)
     _check_same_run(directory, args)
-    log = MetricsLog(directory)
     model = load_model(args.hf_checkpoint)
     reference = load_model(args.ref_load or args.hf_checkpoint) if args.use_kl_loss else None
     trainer = Trainer(args, model, reference)
     first = _resume(directory, args, trainer)
+    log = MetricsLog(directory, trainer.updates)
     with progress_bar() as progress:
         source = _source(args, model, trainer)
         for step in range(first, args.num_rollout):

@@ -166,9 +166,10 @@ class Trainer:
         loss, metrics = self.method.loss(self.args, batch, logits, make_reducer(batch))
         if not bool(torch.isfinite(loss)):
             self.optimizer.zero_grad(set_to_none=True)
+            rollouts = sorted(set(batch["rollout_ids"]))
             raise CampError(
-                f"loss={float(loss)} on rollouts {sorted(set(batch['rollout_ids']))}: the step was "
-                "not taken; check the weights and the recorded log-probs of these episodes"
+                f"loss={float(loss.detach())} on rollouts {rollouts}: the step was not taken; "
+                "check the weights and the recorded log-probs of these episodes"
             )
         (loss / self.args.global_batch_size).backward()
         return metrics
