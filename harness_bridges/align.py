@@ -65,7 +65,23 @@ def align(old: IntArray, new: IntArray, *, min_run: int) -> list[Match]:
     matches = [Match(0, 0, prefix)] if prefix else []
     if prefix < min(old.size, new.size):
         matches += _match_rest(old, new, prefix, min_run)
+        matches += _match_tail(old, new, matches, min_run)
     return matches
+
+
+def _match_tail(old: IntArray, new: IntArray, matches: list[Match], min_run: int) -> list[Match]:
+    """A run at the very end of `old` that goes on right where the last match stopped.
+
+    That is a span cut out in one piece ("<think>...</think>" before a short answer). Two tokens
+    are enough there, since their place is no coincidence.
+    """
+    old_done = max((match.old + match.length for match in matches), default=0)
+    new_done = max((match.new + match.length for match in matches), default=0)
+    longest = min(min_run - 1, old.size - old_done, new.size - new_done)
+    for length in range(longest, 1, -1):
+        if np.array_equal(old[old.size - length :], new[new_done : new_done + length]):
+            return [Match(new_done, old.size - length, length)]
+    return []
 
 
 def _match_rest(old: IntArray, new: IntArray, prefix: int, min_run: int) -> Iterator[Match]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Mapping
+from importlib import import_module
 from importlib.metadata import entry_points
 from typing import Any, ClassVar, Protocol, TypeVar
 
@@ -52,13 +53,15 @@ def register_harness(name: str) -> Callable[[H], H]:
 
 
 def find(name: str, registry: Mapping[str, Any], group: str, what: str) -> Any:
-    """Look a plugin up in its registry, then among the installed entry points.
+    """Look a plugin up: in its registry, as a dotted path, among the installed entry points.
 
     Raises:
         ConfigError: no such plugin; the message lists what exists and the nearest name.
     """
     if name in registry:
         return registry[name]
+    if "." in name:
+        return _import(name, what)
     installed = {point.name: point for point in entry_points(group=group)}
     if name in installed:
         return installed[name].load()
@@ -66,6 +69,14 @@ def find(name: str, registry: Mapping[str, Any], group: str, what: str) -> Any:
     near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
     hint = f"; did you mean {near[0]!r}?" if near else "."
     raise ConfigError(f"unknown {what} {name!r}{hint} Known: {', '.join(known)}")
+
+
+def _import(path: str, what: str) -> Any:
+    module, _, attribute = path.rpartition(".")
+    try:
+        return getattr(import_module(module), attribute)
+    except (ImportError, AttributeError) as error:
+        raise ConfigError(f"{what} {path!r}: {error}; is its folder on PYTHONPATH?") from None
 
 
 def find_harness(name: str) -> type[Harness]:

@@ -18,7 +18,7 @@ from loss_hooks.rows import Row, Targets, make_row, rollout_log_probs
 def compressed_rows(episode: Episode) -> list[Row]:
     """The walk H_comp; targets are the survivors (Pitfall A: they saw more than it holds)."""
     left = survivors(episode.turns, episode_tape(episode))
-    log_probs = rollout_log_probs(episode, Targets(left.turn, left.offset))
+    log_probs = rollout_log_probs(episode, left)
     return [make_row(episode.turns[-1].sequence, left.position, log_probs)]
 
 

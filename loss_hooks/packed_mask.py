@@ -10,40 +10,31 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 from torch import Tensor
 
-from harness_bridges.branches import branches
 from harness_bridges.record import Episode
 from loss_hooks.host import Batch, HookResult, current_host, need_record
 from loss_hooks.method import Method, register_method
 from loss_hooks.policy_loss import Reduce
-from loss_hooks.prefix_tree import build_tree
-from loss_hooks.rows import Row, make_row
+from loss_hooks.prefix_tree import pack_episodes
+from loss_hooks.rows import Row, make_row, rollout_log_probs
 
 NAME = "packed_mask"
 
 
 def rows(episode: Episode) -> list[Row]:
     """One row: the packed trie, with its structure and targets in the record."""
-    legs = branches(episode.turns)
-    tree, paths = build_tree([episode.turns[leg.last].sequence for leg in legs])
-    index, log_probs = [], []
-    for leg, path in zip(legs, paths, strict=True):
-        for turn in episode.turns[leg.first : leg.last + 1]:
-            start = turn.prompt_ids.size
-            index.append(path[start : start + turn.output_ids.size])
-            log_probs.append(turn.output_logprobs)
-    targets, old = np.concatenate(index), np.concatenate(log_probs)
+    tree, targets = pack_episodes([episode])
+    old = rollout_log_probs(episode, targets)
     record = {
         "method": NAME,
         "positions": tree.positions.tolist(),
         "parents": tree.parents.tolist(),
         "nodes": tree.nodes.tolist(),
-        "targets": targets.tolist(),
+        "targets": targets.index.tolist(),
         "rollout_log_probs": old.tolist(),
     }
-    return [make_row(tree.tokens, targets, old, record)]
+    return [make_row(tree.tokens, targets.index, old, record)]
 
 
 def loss(args: Any, batch: Batch, logits: Tensor, sum_of_sample_mean: Reduce) -> HookResult:

@@ -33,6 +33,11 @@ class PolicyLossConfig:
     kl_loss_coef: float = 0.001
     kl_loss_type: str = "low_var_kl"
     entropy_coef: float = 0.0
+    use_tis: bool = False
+    """Truncated importance sampling: weight each token by the *old* trainer policy over the
+    engine's, clipped to `[tis_clip_low, tis_clip]`."""
+    tis_clip: float = 2.0
+    tis_clip_low: float = 0.0
 
     def __post_init__(self) -> None:
         if not 0 <= self.eps_clip < 1:
@@ -43,6 +48,11 @@ class PolicyLossConfig:
             raise ConfigError(f"eps_clip_c={self.eps_clip_c}: dual clip needs a bound above 1")
         if self.kl_loss_type not in KL_TYPES:
             raise ConfigError(f"kl_loss_type={self.kl_loss_type!r}: one of {', '.join(KL_TYPES)}")
+        if not 0 <= self.tis_clip_low < self.tis_clip:
+            raise ConfigError(
+                f"tis_clip_low={self.tis_clip_low}, tis_clip={self.tis_clip}: expected "
+                "0 <= tis_clip_low < tis_clip"
+            )
 
     @classmethod
     def from_args(cls, args: Any) -> PolicyLossConfig:
@@ -56,6 +66,9 @@ class PolicyLossConfig:
             kl_loss_coef=args.kl_loss_coef,
             kl_loss_type=args.kl_loss_type,
             entropy_coef=args.entropy_coef,
+            use_tis=args.use_tis,
+            tis_clip=args.tis_clip,
+            tis_clip_low=args.tis_clip_low,
         )
 
 
@@ -66,6 +79,8 @@ class PolicyTerms(NamedTuple):
     pg_clipfrac: Tensor
     ppo_kl: Tensor
     kl_loss: Tensor
+    tis: Tensor
+    """Importance weight before clipping; 1 where TIS is off."""
 
 
 def policy_terms(
@@ -76,6 +91,7 @@ def policy_terms(
     advantages: Tensor,
     mask: Tensor,
     ref_log_probs: Tensor | None = None,
+    rollout_log_probs: Tensor | None = None,
 ) -> PolicyTerms:
     """Clipped surrogate with optional dual clip, and the KL estimate to a reference.
 
@@ -86,6 +102,7 @@ def policy_terms(
         advantages: `[N]`.
         mask: bool `[N]`; where False every term is 0 whatever the inputs hold.
         ref_log_probs: `[N]` of the reference policy; needed if `use_kl_loss`.
+        rollout_log_probs: `[N]` of the engine; needed if `use_tis`.
     """
     zero = torch.zeros((), dtype=log_probs.dtype, device=log_probs.device)
     log_probs = torch.where(mask, log_probs, zero)
@@ -105,7 +122,15 @@ def policy_terms(
             raise ConfigError("use_kl_loss is set, but the batch has no ref_log_probs")
         ref = torch.where(mask, ref_log_probs.to(log_probs.dtype), zero)
         kl_loss = approx_kl(log_probs, ref, config.kl_loss_type)
-    return PolicyTerms(pg_loss, (clipped > unclipped).to(pg_loss.dtype), ppo_kl, kl_loss)
+    tis = torch.ones_like(pg_loss)
+    if config.use_tis:
+        if rollout_log_probs is None:
+            raise ConfigError("use_tis is set, but the batch has no rollout_log_probs")
+        rollout = torch.where(mask, rollout_log_probs.to(log_probs.dtype), zero)
+        tis = (old - rollout).detach().exp()
+        pg_loss = pg_loss * tis.clamp(config.tis_clip_low, config.tis_clip)
+    clipfrac = (clipped > unclipped).to(pg_loss.dtype)
+    return PolicyTerms(pg_loss, clipfrac, ppo_kl, kl_loss, tis)
 
 
 def approx_kl(log_probs: Tensor, ref_log_probs: Tensor, kind: str) -> Tensor:
@@ -143,5 +168,6 @@ def reduce_policy_terms(
         "pg_clipfrac": reduce(terms.pg_clipfrac),
         "ppo_kl": reduce(terms.ppo_kl),
         "kl_loss": kl_loss,
+        "tis": reduce(terms.tis),
     }
     return loss, {name: value.detach() for name, value in metrics.items()}

@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from harness_bridges.align import common_prefix
-from harness_bridges.record import IntArray
+from harness_bridges.branches import branches
+from harness_bridges.record import Episode, IntArray
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -44,6 +45,25 @@ class PrefixTree:
         return int((self.positions + 1).sum())
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class TreeTargets:
+    """Every sampled token of the packed episodes; all arrays int64 `[M]`, in sampling order.
+
+    Two calls that sampled the same token on the same path are two targets on one logit row.
+    """
+
+    row: IntArray
+    """Packed index whose logits predict the target: its parent in the tree."""
+    index: IntArray
+    """Packed index of the target itself."""
+    token: IntArray
+    episode: IntArray
+    """Index of the owner among the packed episodes."""
+    turn: IntArray
+    offset: IntArray
+    """Index in the turn's output."""
+
+
 @dataclass(slots=True)
 class _Node:
     tokens: IntArray
@@ -65,6 +85,25 @@ def build_tree(paths: Sequence[IntArray]) -> tuple[PrefixTree, list[IntArray]]:
         _insert(root, path)
     tree = _pack(root)
     return tree, [_locate(root, path) for path in paths]
+
+
+def pack_episodes(episodes: Sequence[Episode]) -> tuple[PrefixTree, TreeTargets]:
+    """The trie of all turns of one or many episodes, and who owns which target.
+
+    Rollouts of one prompt share it, as the branches of one rollout share their trunk.
+    """
+    owners = [(number, leg) for number, e in enumerate(episodes) for leg in branches(e.turns)]
+    tree, paths = build_tree([episodes[e].turns[leg.last].sequence for e, leg in owners])
+    index, owner = [], []
+    for (number, leg), path in zip(owners, paths, strict=True):
+        for at in range(leg.first, leg.last + 1):
+            turn = episodes[number].turns[at]
+            start, size = turn.prompt_ids.size, turn.output_ids.size
+            index.append(path[start : start + size])
+            owner.append(np.stack([np.full(size, number), np.full(size, at), np.arange(size)]))
+    found = np.concatenate([np.empty(0, dtype=np.int64), *index])
+    who = np.concatenate([np.empty((3, 0), dtype=np.int64), *owner], axis=1)
+    return tree, TreeTargets(tree.parents[found], found, tree.tokens[found], *who)
 
 
 def _insert(root: _Node, path: IntArray) -> None:

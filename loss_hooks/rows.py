@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -75,23 +75,25 @@ def make_row(
     )
 
 
+class SampledTokens(Protocol):
+    """Sampled tokens of an episode by turn and offset, int64 `[M]` both."""
+
+    @property
+    def turn(self) -> IntArray: ...
+
+    @property
+    def offset(self) -> IntArray: ...
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Targets:
-    """Sampled tokens of an episode by turn and offset; arrays are `[M]`."""
+    """Chosen `SampledTokens`."""
 
     turn: IntArray
     offset: IntArray
 
 
-def all_targets(episode: Episode) -> Targets:
-    """Every sampled token of the episode, in order."""
-    sizes = [turn.output_ids.size for turn in episode.turns]
-    empty = np.empty(0, dtype=np.int64)
-    turn = np.repeat(np.arange(len(sizes)), sizes)
-    return Targets(turn, np.concatenate([empty, *(np.arange(n) for n in sizes)]))
-
-
-def rollout_log_probs(episode: Episode, targets: Targets) -> npt.NDArray[np.float64]:
+def rollout_log_probs(episode: Episode, targets: SampledTokens) -> npt.NDArray[np.float64]:
     """float64 `[M]`: the engine's log-probs of the targets."""
     starts = np.cumsum([0, *(turn.output_ids.size for turn in episode.turns)])
     flat = np.concatenate([turn.output_logprobs for turn in episode.turns])

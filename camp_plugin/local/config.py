@@ -160,6 +160,11 @@ def build_config(values: Mapping[str, Any]) -> SimpleNamespace:
         except TypeError as error:
             raise ConfigError(f"{cls.__qualname__}: {error}") from None
         merged.update({name: getattr(built, name) for name in _types(cls)})
+    if merged["use_tis"] and merged["use_rollout_logprobs"]:
+        raise ConfigError(
+            "use_tis with use_rollout_logprobs: the ratio already has the engine's log-probs, "
+            "the weight would count the mismatch twice; set one of them"
+        )
     return SimpleNamespace(**merged)
 
 

@@ -225,7 +225,8 @@ class LocalHost:
         self.drift.add(stats.log_probs, batch)
         mask = torch.cat(list(batch["loss_masks"])) > 0
         old = _old_log_probs(args, batch)
-        loss, metrics = _loss(args, batch, stats, mask, old, lambda x: x, reduce)
+        rollout = torch.cat(list(batch["rollout_log_probs"]))
+        loss, metrics = _loss(args, batch, stats, mask, old, rollout, lambda x: x, reduce)
         return loss, metrics, stats.leaf_kl
 
     def packed_policy_loss(
@@ -256,7 +257,7 @@ class LocalHost:
             return reduce(sums / counts)
 
         mask = torch.ones(slots.numel(), dtype=torch.bool)
-        return _loss(args, batch, stats, mask, old, lambda x: x[slots], scatter_reduce)
+        return _loss(args, batch, stats, mask, old, sampled, lambda x: x[slots], scatter_reduce)
 
     def _target_slots(self, batch: Batch, records: Sequence[Mapping[str, Any]]) -> Tensor:
         """int64 `[M]`: index of every listed target among all response tokens."""
@@ -290,6 +291,7 @@ def _loss(
     stats: TokenStats,
     mask: Tensor,
     old: Tensor | None,
+    rollout: Tensor,
     pick: Callable[[Tensor], Tensor],
     reduce: Reduce,
 ) -> HookResult:
@@ -302,5 +304,6 @@ def _loss(
         advantages=pick(torch.cat(list(batch["advantages"]))),
         mask=mask,
         ref_log_probs=None if ref is None else pick(torch.cat(list(ref))),
+        rollout_log_probs=rollout,
     )
     return reduce_policy_terms(config, terms, stats.entropy, reduce)

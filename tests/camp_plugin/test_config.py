@@ -43,6 +43,7 @@ BAD = [
     ({"sdcc_lambda": -1.0}, "sdcc_lambda=-1.0"),
     ({"sdcc_reduction": "max"}, "sdcc_reduction='max'"),
     ({"sdcc_warmup_fraction": 1.5}, "sdcc_warmup_fraction=1.5"),
+    ({"use_tis": True, "use_rollout_logprobs": True}, "use_tis with use_rollout_logprobs"),
     ({"search_qa_top_k": 0}, "search_qa_top_k=0"),
 ]
 

@@ -101,7 +101,8 @@ def test_total_loss_is_pg_minus_entropy_plus_kl():
     loss, metrics = reduce_policy_terms(config, found, entropy, lambda x: x.sum())
     expected = sum(HEAD + TAIL) - 0.25 * 16 + 0.5 * sum(KL["low_var_kl"])
     assert abs(float(loss) - expected) < 1e-5
-    assert list(metrics) == ["loss", "pg_loss", "entropy_loss", "pg_clipfrac", "ppo_kl", "kl_loss"]
+    names = ["loss", "pg_loss", "entropy_loss", "pg_clipfrac", "ppo_kl", "kl_loss", "tis"]
+    assert list(metrics) == names
 
 
 def test_case_41_nan_under_a_zero_mask_reaches_neither_value_nor_gradient():
@@ -114,6 +115,22 @@ def test_case_41_nan_under_a_zero_mask_reaches_neither_value_nor_gradient():
     assert grad.tolist() == [-1.0, 0.0]
 
 
+def test_case_39_importance_weights_have_the_old_policy_in_the_numerator():
+    # old / rollout ratios, of which all but the first and last are clipped to [0.5, 2]
+    ratios = [1.105, 0.223, 2.226, 5e-5, 1.350]
+    old = tensor([-1.0] * 5)
+    current = tensor([-3.0, -2.0, -1.0, -0.5, -0.1])
+    rollout = old - tensor(ratios).log()
+    config = PolicyLossConfig(use_tis=True, tis_clip=2.0, tis_clip_low=0.5)
+    ones = torch.ones(5, dtype=torch.float64)
+    settings = {"log_probs": current, "old_log_probs": old, "advantages": ones, "mask": ones > 0}
+    plain = policy_terms(PolicyLossConfig(), **settings)
+    found = policy_terms(config, rollout_log_probs=rollout, **settings)
+    torch.testing.assert_close(found.tis, tensor(ratios))
+    weights = tensor([1.105, 0.5, 2.0, 0.5, 1.350])
+    torch.testing.assert_close(found.pg_loss, plain.pg_loss * weights)
+
+
 def test_kl_loss_without_reference_is_refused():
     with pytest.raises(ConfigError, match="ref_log_probs"):
         terms(PolicyLossConfig(use_kl_loss=True))
@@ -121,7 +138,13 @@ def test_kl_loss_without_reference_is_refused():
 
 @pytest.mark.parametrize(
     ("field", "value"),
-    [("eps_clip", 1.0), ("eps_clip_high", -0.1), ("eps_clip_c", 1.0), ("kl_loss_type", "k9")],
+    [
+        ("eps_clip", 1.0),
+        ("eps_clip_high", -0.1),
+        ("eps_clip_c", 1.0),
+        ("kl_loss_type", "k9"),
+        ("tis_clip", 0.0),
+    ],
 )
 def test_bad_settings_name_field_and_value(field, value):
     with pytest.raises(ConfigError, match=f"{field}={value!r}"):

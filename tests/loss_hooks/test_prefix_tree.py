@@ -5,9 +5,10 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.episodes import episode
 
 from harness_bridges.errors import CampError
-from loss_hooks.prefix_tree import build_tree
+from loss_hooks.prefix_tree import build_tree, pack_episodes
 from loss_hooks.tree_attention import attention_forward, make_layout, tree_attention
 
 paths_strategy = st.lists(
@@ -130,3 +131,15 @@ def test_another_length_or_device_is_refused():
     meta = torch.zeros(1, 1, 3, 8, device="meta")
     with pytest.raises(CampError, match="meta"):
         tree_attention(meta, meta, meta, layout_of([[1, 2, 3]]), 1.0)
+
+
+def test_rollouts_of_one_prompt_share_it_and_keep_their_own_targets():
+    first = episode([([1, 2, 3], [4, 5]), ([1, 2, 3, 4, 5, 6], [7])])
+    second = episode([([1, 2, 3], [4, 8]), ([1, 2, 9], [4])])
+    tree, targets = pack_episodes([first, second])
+    assert tree.tokens.tolist() == [1, 2, 3, 4, 5, 6, 7, 8, 9, 4]
+    assert targets.token.tolist() == [4, 5, 7, 4, 8, 4]
+    assert targets.row.tolist() == [2, 3, 5, 2, 3, 8], "4 after 3 is two targets on one row"
+    assert targets.episode.tolist() == [0, 0, 0, 1, 1, 1]
+    assert targets.turn.tolist() == [0, 0, 1, 0, 0, 1]
+    assert targets.offset.tolist() == [0, 1, 0, 0, 1, 0]
