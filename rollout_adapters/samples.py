@@ -74,6 +74,12 @@ def episode_samples(episode: Episode, method: Method, first_index: int = 0) -> l
     ]
 
 
+def _reward(args: Any, sample: SampleLike) -> float:
+    # slime's samples may carry several rewards, of which `--reward-key` names one.
+    select = getattr(sample, "get_reward_value", None)
+    return float(sample.reward if select is None else select(args))
+
+
 def _rollout_key(sample: SampleLike, position: int) -> Hashable:
     # Rows without an id are rollouts of their own; they must not collapse into one.
     return ("row", position) if sample.rollout_id is None else sample.rollout_id
@@ -99,7 +105,7 @@ def post_process_rewards(
     """
     groups: dict[Hashable, dict[Hashable, float]] = {}
     for position, sample in enumerate(samples):
-        key, reward = _rollout_key(sample, position), float(sample.reward)
+        key, reward = _rollout_key(sample, position), _reward(args, sample)
         if not math.isfinite(reward):
             raise CampError(f"rollout {key}: reward={reward} is not finite; grade it again")
         group = groups.setdefault(("group", sample.group_index), {})
@@ -116,7 +122,7 @@ def post_process_rewards(
         for key, value in _normalise(group, args.grpo_std_normalization).items()
     }
     keys = [_rollout_key(sample, position) for position, sample in enumerate(samples)]
-    return [float(sample.reward) for sample in samples], [scaled[key] for key in keys]
+    return [_reward(args, sample) for sample in samples], [scaled[key] for key in keys]
 
 
 def _normalise(group: dict[Hashable, float], use_std: bool) -> dict[Hashable, float]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import fields
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,14 +14,25 @@ from rich.progress import Progress
 
 from camp_plugin.local.config import build_config
 from camp_plugin.local.model import load_model
-from camp_plugin.local.run import MetricsLog, Rollouts, collect, progress_bar, set_threads
+from camp_plugin.local.run import (
+    MetricsLog,
+    Rollouts,
+    check_same_run,
+    collect,
+    progress_bar,
+    set_threads,
+)
 from camp_plugin.local.trainer import Trainer
 from camp_plugin.report import matrix, plot
 from harness_bridges.errors import ConfigError
+from harness_bridges.harness import find_harness
 from harness_bridges.record import Episode
+from loss_hooks.method import find_method
 from rollout_adapters.metrics import episode_metrics
 
 METHODS = ("naive_compressed", "naive_full", "logit_tree", "packed_mask", "sdcc")
+HARNESSES = ("search_r1", "agentfold")
+YARDSTICK = "naive_compressed"
 CONTROL = "no_edit"
 CONTROL_HARNESS = "search_r1"
 
@@ -30,19 +42,22 @@ def demo(values: Mapping[str, Any], methods: Sequence[str]) -> Path:
 
     Args:
         values: settings, as in a config file, without `camp_method`.
-        methods: which of the methods to train; `naive_compressed` is the yardstick of cost.
+        methods: which to train; `naive_compressed`, the yardstick of cost, always is.
 
     Returns:
         The run's directory: `episodes_*.jsonl.zst`, `metrics.jsonl`, `tensorboard/`, `matrix.png`.
     """
-    args = {name: _args(values, name) for name in methods}
-    control = _args({**_without_harness(values), "camp_harness": CONTROL_HARNESS}, METHODS[0])
+    names = list(dict.fromkeys([YARDSTICK, *methods]))
+    args = {n: build_config(_applicable({**values, "camp_method": n})) for n in names}
+    unedited = {**values, "camp_harness": CONTROL_HARNESS, "camp_method": YARDSTICK}
+    control = build_config(_applicable(unedited))
     first = next(iter(args.values()))
     set_threads(first)
     torch.manual_seed(first.seed)
     directory = Path(str(first.runs_dir)) / str(first.run_name)
-    if (directory / "metrics.jsonl").exists():
-        raise ConfigError(f"{directory}: holds a finished demo; remove it or set run_name")
+    if (directory / "matrix.png").exists():
+        raise ConfigError(f"{directory}: holds a finished demo; remove it or set another run_name")
+    check_same_run(directory, first)  # an interrupted demo goes on with its stored episodes
     model = load_model(first.hf_checkpoint)
     initial = {name: weight.clone() for name, weight in model.state_dict().items()}
     log = MetricsLog(directory)
@@ -51,7 +66,7 @@ def demo(values: Mapping[str, Any], methods: Sequence[str]) -> Path:
         control_episodes = _collect(control, model, directory, progress)
         # The control goes first: it also warms the machine up for the timed ones.
         cells = [(CONTROL, control, control_episodes)]
-        cells += [(name, args[name], episodes) for name in methods]
+        cells += [(name, args[name], episodes) for name in names]
         rows = []
         for name, cell, data in cells:
             model.load_state_dict(initial)
@@ -67,26 +82,13 @@ def demo(values: Mapping[str, Any], methods: Sequence[str]) -> Path:
     return directory
 
 
-def _args(values: Mapping[str, Any], method: str) -> SimpleNamespace:
-    """Settings of one method; those of the other methods do not apply to it."""
-    from loss_hooks.method import find_method
-
-    foreign = {
-        name
-        for other in METHODS
-        if other != method
-        for name in getattr(find_method(other).config, "__dataclass_fields__", {})
-    }
-    kept = {key: value for key, value in values.items() if key not in foreign}
-    return build_config({**kept, "camp_method": method})
-
-
-def _without_harness(values: Mapping[str, Any]) -> dict[str, Any]:
-    from harness_bridges.harness import find_harness
-
-    name = values.get("camp_harness", "agentfold")
-    own = getattr(find_harness(name).Config, "__dataclass_fields__", {})
-    return {key: value for key, value in values.items() if key not in own}
+def _applicable(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings without those of built-in harnesses and methods that are not chosen."""
+    chosen = {values.get("camp_harness", "agentfold"), values["camp_method"]}
+    others = [find_method(name).config for name in METHODS if name not in chosen]
+    others += [find_harness(name).Config for name in HARNESSES if name not in chosen]
+    foreign = {field.name for config in others for field in fields(config)}
+    return {key: value for key, value in values.items() if key not in foreign}
 
 
 def _collect(
@@ -130,7 +132,7 @@ def _mean(steps: Sequence[Mapping[str, float]]) -> dict[str, float]:
 
 
 def _with_ratios(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    base = next((row for row in rows if row["method"] == METHODS[0]), rows[0])
+    base = next(row for row in rows if row["method"] == YARDSTICK)
     for row in rows:
         row["step_time_ratio"] = row["step_time_s"] / base["step_time_s"]
     return rows

@@ -151,7 +151,7 @@ def train(args: SimpleNamespace) -> Path:
     set_threads(args)
     torch.manual_seed(args.seed)
     directory = Path(str(args.runs_dir)) / str(args.run_name)
-    _check_same_run(directory, args)
+    check_same_run(directory, args)
     model = load_model(args.hf_checkpoint)
     reference = load_model(args.ref_load or args.hf_checkpoint) if args.use_kl_loss else None
     trainer = Trainer(args, model, reference)
@@ -180,7 +180,7 @@ def _checkpoints(directory: Path, args: SimpleNamespace) -> Path:
     return Path(args.save) if args.save else directory / "checkpoint"
 
 
-def _check_same_run(directory: Path, args: SimpleNamespace) -> None:
+def check_same_run(directory: Path, args: SimpleNamespace) -> None:
     """A directory belongs to one configuration: mixing two would mix their episodes."""
     directory.mkdir(parents=True, exist_ok=True)
     path = directory / "config.json"

@@ -88,6 +88,15 @@ def test_demo_ends_with_the_matrix(tmp_path, model, capsys):
     assert main(["demo", "--config", str(path), "--set", "run_name=d"]) == 2, "kept, not mixed"
 
 
+def test_demo_of_one_method_on_another_harness_keeps_the_yardstick(tmp_path, model):
+    path = config(tmp_path, model)
+    settings = ["--set", "run_name=s", "--set", "camp_harness=search_r1"]
+    assert main(["demo", "--config", str(path), "--methods", "logit_tree", *settings]) == 0
+    summary = [r for r in rows(tmp_path / "runs" / "s") if r.get("summary")]
+    assert [r["method"] for r in summary] == ["naive_compressed", "logit_tree", "no_edit"]
+    assert all(r["camp/edit_freq"] == 0 for r in summary)
+
+
 def test_probe_prints_json_or_tables(tmp_path, model, capsys):
     path = config(tmp_path, model)
     main(["train", "--config", str(path), "--set", "run_name=p", "--set", "lr=0.0"])
