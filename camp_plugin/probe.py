@@ -12,12 +12,12 @@ import numpy as np
 import torch
 
 from camp_plugin.local.host import LocalHost
-from harness_bridges.branches import episode_tape, survivors
+from harness_bridges.branches import episode_tape
 from harness_bridges.errors import CampError
 from harness_bridges.record import Episode, FloatArray
 from loss_hooks.host import stash_records
 from loss_hooks.method import Method, find_method
-from loss_hooks.rows import Row
+from loss_hooks.rows import Row, walk_targets
 
 METHODS = ("naive_compressed", "naive_full", "logit_tree", "packed_mask", "sdcc")
 
@@ -40,8 +40,8 @@ class ProbeResult:
         for name, parts in self.logdiff.items():
             values = np.concatenate(parts)
             methods[name] = {
-                "camp/logdiff_mean": _finite(values.mean()),
-                "camp/logdiff_max": _finite(values.max()),
+                "camp/logdiff_mean": _finite(values.mean()) if values.size else None,
+                "camp/logdiff_max": _finite(values.max()) if values.size else None,
                 "loss_tokens": int(values.size),
             }
         return {
@@ -89,10 +89,12 @@ def probe(
     seen = 0
     for episode in episodes:
         at = episode.metadata.get("temperature") if temperature is None else temperature
-        if at is None:
+        if not isinstance(at, int | float) or not at > 0:
             raise CampError(
-                f"episode {episode.rollout_id}: has no metadata.temperature; give --temperature"
+                f"episode {episode.rollout_id}: temperature={at!r}; give --temperature, above 0"
             )
+        if episode.num_sampled == 0:
+            raise CampError(f"episode {episode.rollout_id}: has no sampled token to probe")
         _probe_episode(episode, host, float(at), result)
         seen += 1
         progress()
@@ -115,7 +117,7 @@ def _probe_episode(
     # Exact, full and packed rows list their targets turn by turn; the walk by position.
     starts = np.cumsum([0, *(turn.output_ids.size for turn in episode.turns)])
     tape = episode_tape(episode)
-    left = survivors(episode.turns, tape)
+    left = walk_targets(episode)
     token = starts[left.turn] + left.offset
     walk, live, full = (scored[n][0] for n in ("naive_compressed", "logit_tree", "naive_full"))
     result.delta_comp.append((walk - live[token])[left.diverges])

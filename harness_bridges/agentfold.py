@@ -47,6 +47,12 @@ class AgentFold:
         self.config = config
 
     async def run(self, conversation: Conversation) -> None:
+        needed = self.config.agentfold_threshold + self.config.agentfold_summary_tokens
+        if needed >= conversation.limits.max_context:
+            raise ConfigError(
+                f"agentfold_threshold + agentfold_summary_tokens = {needed}: must be below the "
+                f"context of {conversation.limits.max_context} tokens, or no fold can happen"
+            )
         head = len(conversation.messages)
         for _ in range(conversation.limits.max_turns):
             await self._maybe_fold(conversation, head)

@@ -77,24 +77,44 @@ def sampled_text(chat: ChatTokenizer, ids: Sequence[int], turn: int) -> Sampled:
 def render_pieces(chat: ChatTokenizer, messages: Sequence[Message]) -> list[Piece]:
     """The prompt for the next model call, generation prompt included, as pieces in order."""
     text = chat.render([{"role": m.role, "content": m.text} for m in messages])
+    if _OPEN in text or _CLOSE in text:
+        return _tokenise(chat, text, [])  # somebody writes our marks: splice nothing
     slots = [part for m in messages for part in m.parts if isinstance(part, Sampled)]
     marked = _split(_render_marked(chat, messages, set(range(len(slots)))))
-    regions = _regions(marked, slots)
-    if "".join(b + (slots[i].text if i >= 0 else "") for b, i in marked) != text:
+    regions = _regions(chat, marked, slots, text)
+    if regions is None:
         # The template looks into the content: find what it made of each response on its own.
         found = (_find_region(chat, messages, slots, i, text) for i in range(len(slots)))
         regions = [region for region in found if region is not None]
     return _tokenise(chat, text, regions)
 
 
-def _regions(marked: Sequence[tuple[str, int]], slots: Sequence[Sampled]) -> list[_Region]:
+def _regions(
+    chat: ChatTokenizer, marked: Sequence[tuple[str, int]], slots: Sequence[Sampled], text: str
+) -> list[_Region] | None:
+    """Read `text` along the marked rendering: each response whole, or the end of it.
+
+    None if the template text between the responses differs.
+    """
     regions, at = [], 0
-    for before, slot in marked:
+    for (before, slot), (following, _) in zip(marked, [*marked[1:], ("", -1)], strict=True):
+        if not text.startswith(before, at):
+            return None
         at += len(before)
-        if slot >= 0:
-            regions.append(_Region(at, at + len(slots[slot].text), slots[slot]))
-            at += len(slots[slot].text)
-    return regions
+        if slot < 0:
+            continue
+        full = slots[slot].text
+        cut = next(
+            (k for k in range(len(full) + 1) if text.startswith(full[k:] + following, at)), -1
+        )
+        if cut < 0:
+            return None
+        stop = at + len(full) - cut
+        offset = _suffix_offset(chat, slots[slot], full[cut:]) if cut else 0
+        if offset is not None and stop > at:
+            regions.append(_Region(at, stop, slots[slot], offset))
+        at = stop
+    return regions if at == len(text) else None
 
 
 def _find_region(
@@ -115,6 +135,8 @@ def _find_region(
 
 def _suffix_offset(chat: ChatTokenizer, sampled: Sampled, shown: str) -> int | None:
     """Index of the first id of `shown`; None if no token boundary lies there."""
+    if shown == sampled.text:
+        return 0
     if not shown or not sampled.text.endswith(shown):
         return None
     end = sampled.ids.size - int(_ended(chat, sampled))

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from harness_bridges.chat import Message, Sampled, prompt_ids, render_pieces, sampled_text
 from harness_bridges.engine import ChatTokenizer, Engine, RunIds, RunLimits, Session
+from harness_bridges.errors import ConfigError
 from harness_bridges.record import Episode
 from harness_bridges.recorder import Recorder
 
@@ -41,14 +42,20 @@ class Conversation:
     async def sample(
         self, *extra: Message, stop: Sequence[str], max_new_tokens: int
     ) -> Sampled | None:
-        """One model call on the messages and `extra`. None if the context cannot hold it.
+        """One model call on the messages and `extra`. None if the context cannot hold it or the
+        engine aborted it.
 
         What was sampled enters the record, but not the messages: that is the harness's choice.
         """
         pieces = render_pieces(self._chat, [*self.messages, *extra])
         prompt = prompt_ids(pieces)
         room = self.limits.max_context - prompt.size
-        if room < 1:
+        if room < 1 and not self._recorder.turns:
+            raise ConfigError(
+                f"the opening prompt has {prompt.size} tokens, the context holds "
+                f"{self.limits.max_context}; raise rollout_max_context_len"
+            )
+        if room < 1 or self.status == "aborted":
             return None
         generation = await self._engine.generate(
             prompt,
@@ -56,10 +63,14 @@ class Conversation:
             temperature=self.limits.temperature,
             stop=stop,
         )
+        if generation.finish_reason == "abort":
+            self.status = "aborted"
         turn = len(self._recorder.turns)
         self._recorder.add(pieces, generation, *self._edit)
         self._edit = ("", "")
         self._rewards.append(0.0)
+        if self.status == "aborted":
+            return None
         return sampled_text(self._chat, generation.output_ids.tolist(), turn)
 
     async def act(self) -> bool:

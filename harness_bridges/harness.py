@@ -1,17 +1,13 @@
-"""The harness protocol and its registry: one dict, plus an entry-point group for third parties."""
+"""The harness protocol and its registry."""
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Callable, Mapping
-from importlib import import_module
-from importlib.metadata import entry_points
+from collections.abc import Callable
+from dataclasses import is_dataclass
 from typing import Any, ClassVar, Protocol, TypeVar
 
 from harness_bridges.conversation import Conversation
-from harness_bridges.errors import ConfigError
-
-ENTRY_POINT_GROUP = "camp_plugin.harnesses"
+from harness_bridges.registry import Registry
 
 
 class Harness(Protocol):
@@ -27,8 +23,17 @@ class Harness(Protocol):
         ...
 
 
+def _is_harness(item: Any) -> bool:
+    return is_dataclass(getattr(item, "Config", None)) and hasattr(item, "run")
+
+
+HARNESSES = Registry(
+    "harness",
+    "camp_plugin.harnesses",
+    ("harness_bridges.search_r1", "harness_bridges.agentfold"),
+    _is_harness,
+)
 H = TypeVar("H", bound=type)
-_REGISTRY: dict[str, type] = {}
 
 
 def register_harness(name: str) -> Callable[[H], H]:
@@ -42,47 +47,10 @@ def register_harness(name: str) -> Callable[[H], H]:
     Raises:
         ConfigError: the name is taken by another class.
     """
-
-    def register(cls: H) -> H:
-        if _REGISTRY.get(name, cls) is not cls:
-            raise ConfigError(f"harness {name!r} is already registered: {_REGISTRY[name]}")
-        _REGISTRY[name] = cls
-        return cls
-
-    return register
-
-
-def find(name: str, registry: Mapping[str, Any], group: str, what: str) -> Any:
-    """Look a plugin up: in its registry, as a dotted path, among the installed entry points.
-
-    Raises:
-        ConfigError: no such plugin; the message lists what exists and the nearest name.
-    """
-    if name in registry:
-        return registry[name]
-    if "." in name:
-        return _import(name, what)
-    installed = {point.name: point for point in entry_points(group=group)}
-    if name in installed:
-        return installed[name].load()
-    known = sorted({*registry, *installed})
-    near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-    hint = f"; did you mean {near[0]!r}?" if near else "."
-    raise ConfigError(f"unknown {what} {name!r}{hint} Known: {', '.join(known)}")
-
-
-def _import(path: str, what: str) -> Any:
-    module, _, attribute = path.rpartition(".")
-    try:
-        return getattr(import_module(module), attribute)
-    except (ImportError, AttributeError) as error:
-        raise ConfigError(f"{what} {path!r}: {error}; is its folder on PYTHONPATH?") from None
+    return lambda cls: HARNESSES.add(name, cls)
 
 
 def find_harness(name: str) -> type[Harness]:
-    """The harness class registered under `name`."""
-    import harness_bridges.agentfold
-    import harness_bridges.search_r1  # noqa: F401
-
-    cls: type[Harness] = find(name, _REGISTRY, ENTRY_POINT_GROUP, "harness")
+    """The harness class of that name or dotted path; an unknown one is a `ConfigError`."""
+    cls: type[Harness] = HARNESSES.find(name)
     return cls

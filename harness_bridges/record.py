@@ -28,8 +28,20 @@ FINISH_REASONS = ("stop", "length", "abort")
 STATUSES = ("completed", "truncated", "aborted", "failed")
 
 
+_EPISODE_TYPES: dict[str, type] = {
+    "rollout_id": int,
+    "group_id": int,
+    "session_id": str,
+    "task_id": str,
+    "metadata": Mapping,
+}
+
+
 def _token_ids(value: object, name: str) -> IntArray:
-    array = np.asarray(value)
+    try:
+        array = np.array(value)  # a copy: a validated record shares nothing with its maker
+    except ValueError:
+        raise RecordError(f"{name}: expected a flat list of token ids, got a ragged one") from None
     if array.size == 0:
         array = array.astype(np.int64)
     if array.ndim != 1 or array.dtype.kind not in "iu":
@@ -46,7 +58,7 @@ def _token_ids(value: object, name: str) -> IntArray:
 
 def _log_probs(value: object, expected: int, name: str) -> FloatArray:
     try:
-        array = np.asarray(value, dtype=np.float64)
+        array = np.array(value, dtype=np.float64)
     except (TypeError, ValueError) as error:
         raise RecordError(
             f"{name}: {error}; every sampled token needs its log-prob, ask the engine for them "
@@ -189,6 +201,11 @@ class Episode:
     def __post_init__(self) -> None:
         if not self.turns:
             raise RecordError("turns: is empty; an episode has at least one model call")
+        for name, kind in _EPISODE_TYPES.items():
+            if not isinstance(getattr(self, name), kind):
+                raise RecordError(f"{name}={getattr(self, name)!r}: expected {kind.__name__}")
+        if self.reward is not None and not isinstance(self.reward, int | float):
+            raise RecordError(f"reward={self.reward!r}: expected a number or None")
         if self.reward is not None and not math.isfinite(self.reward):
             raise RecordError(f"reward={self.reward}: expected a finite number or None")
         if self.turn_rewards and len(self.turn_rewards) != len(self.turns):

@@ -94,18 +94,19 @@ def _matches(old: Sequence[Piece], new: Sequence[Piece]) -> list[Match]:
 
 
 def _anchors(old: Sequence[Piece], new: Sequence[Piece]) -> list[Match]:
-    where: dict[int, tuple[int, Piece]] = {}
+    where: dict[int, list[tuple[int, Piece]]] = {}
     at = 0
     for piece in old:
         if piece.turn >= 0:
-            where[piece.turn] = (at, piece)
+            where.setdefault(piece.turn, []).append((at, piece))
         at += piece.ids.size
     found = []
     at = 0
     for piece in new:
-        if piece.turn in where:
-            # Each sampled token survives in one place; a second mention is fresh text.
-            old_at, before = where.pop(piece.turn)
+        if where.get(piece.turn):
+            # A text that is shown twice: the first mention carries the identity, the second is
+            # text of its own, and stays that.
+            old_at, before = where[piece.turn].pop(0)
             start = max(piece.offset, before.offset)
             stop = min(piece.offset + piece.ids.size, before.offset + before.ids.size)
             if start < stop:

@@ -20,6 +20,10 @@ from harness_bridges.errors import RecordError
 from harness_bridges.record import Edit, Episode, Turn
 
 SCHEMA_VERSION = 1
+_MAGIC = b"\x28\xb5\x2f\xfd"  # how every zstd frame begins
+
+_verified: dict[str, int] = {}
+"""Size of each store after this process's last append: up to there its frames are known."""
 
 
 class TornLineWarning(UserWarning):
@@ -71,6 +75,8 @@ def episode_from_json(data: Mapping[str, Any]) -> Episode:
     Raises:
         RecordError: unknown schema version, missing or unknown field, or a broken invariant.
     """
+    if not isinstance(data, Mapping):
+        raise RecordError(f"expected an object with an episode's fields, got {type(data).__name__}")
     fields = dict(data)
     schema = fields.pop("schema", None)
     if schema != SCHEMA_VERSION:
@@ -86,14 +92,21 @@ def episode_from_json(data: Mapping[str, Any]) -> Episode:
         fields["edits"] = None if edits is None else tuple(_edit_from_json(e) for e in edits)
     except KeyError as error:
         raise RecordError(f"{error.args[0]}: is missing from the episode") from None
+    except (TypeError, AttributeError) as error:
+        raise RecordError(
+            f"turns, edits, turn_rewards: expected lists of records: {error}"
+        ) from None
     episode: Episode = _build(Episode, fields, "episode")
     return episode
 
 
 def _edit_from_json(data: Mapping[str, Any]) -> Edit:
     fields = dict(data)
-    fields["removed"] = tuple((a, b) for a, b in fields["removed"])
-    fields["inserted"] = tuple((offset, (a, b)) for offset, (a, b) in fields["inserted"])
+    try:
+        fields["removed"] = tuple((a, b) for a, b in fields["removed"])
+        fields["inserted"] = tuple((offset, (a, b)) for offset, (a, b) in fields["inserted"])
+    except ValueError as error:
+        raise RecordError(f"edits: spans are pairs of positions: {error}") from None
     edit: Edit = _build(Edit, fields, "edit")
     return edit
 
@@ -120,6 +133,7 @@ def append_episode(path: str | Path, episode: Episode) -> None:
         if written != len(line):
             raise OSError(f"{path}: wrote {written} of {len(line)} bytes; is the disk full?")
         os.fsync(descriptor)
+        _verified[str(path.absolute())] = os.fstat(descriptor).st_size
     finally:
         os.close(descriptor)
 
@@ -130,7 +144,9 @@ def _mend_tail(descriptor: int, path: Path) -> None:
     if size == 0:
         return
     if path.suffix == ".zst":
-        whole = _complete_frames(os.pread(descriptor, size, 0))
+        if _verified.get(str(path.absolute())) == size:
+            return
+        whole = _complete_frames(os.pread(descriptor, size, 0), path)
         if whole < size:
             warnings.warn(_torn(path, "torn frame dropped before appending"), stacklevel=3)
             os.ftruncate(descriptor, whole)
@@ -138,17 +154,32 @@ def _mend_tail(descriptor: int, path: Path) -> None:
         os.write(descriptor, b"\n")
 
 
-def _complete_frames(data: bytes) -> int:
-    """Length of the leading complete zstd frames."""
+def _complete_frames(data: bytes, path: Path) -> int:
+    """Length of the complete zstd frames; less than all of `data` if the last one is torn.
+
+    Raises:
+        RecordError: the file is damaged, not torn: something follows the bad frame, or it does
+            not begin like one. Nothing is dropped then.
+    """
     whole = 0
     while whole < len(data):
         decompressor = zstandard.ZstdDecompressor().decompressobj()
+        rest = data[whole:]
+        damaged = not _MAGIC.startswith(rest[:4])
         try:
-            decompressor.decompress(data[whole:])
+            decompressor.decompress(rest)
         except zstandard.ZstdError:
-            return whole
-        if not decompressor.eof:
-            return whole
+            damaged = True
+        if not damaged and not decompressor.eof:
+            # Torn, unless a damaged length made this frame swallow the ones behind it.
+            damaged = _MAGIC in rest[4:]
+            if not damaged:
+                return whole
+        if damaged:
+            raise RecordError(
+                f"{path}, byte {whole}: not a zstd frame of episodes; the file is damaged or not "
+                "compressed, restore it or move it away (nothing was changed)"
+            )
         whole = len(data) - len(decompressor.unused_data)
     return whole
 
@@ -185,7 +216,7 @@ def _lines(path: Path) -> Iterator[bytes]:
             yield from file
         return
     data = path.read_bytes()
-    whole = _complete_frames(data)
+    whole = _complete_frames(data, path)
     if whole < len(data):
         warnings.warn(_torn(path, "the last frame is incomplete and was skipped"), stacklevel=3)
     reader = zstandard.ZstdDecompressor().stream_reader(data[:whole], read_across_frames=True)

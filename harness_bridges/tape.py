@@ -151,6 +151,12 @@ def _apply(edit: Edit, view: View, length: int, index: int) -> tuple[View, int]:
 
 def _check_prompt(turn: Turn, index: int, view: View, builder: TapeBuilder) -> None:
     positions = span_positions(view)
+    fresh = np.sort(positions[positions >= builder.length])
+    if not np.array_equal(fresh, builder.length + np.arange(fresh.size)):
+        raise RecordError(
+            f"turn {index}: its edits leave holes in the tape after position {builder.length}; "
+            "text that an edit brings must still be in the prompt"
+        )
     known = np.flatnonzero(positions < builder.length)
     have = builder.tokens[positions[known]]
     different = np.flatnonzero(have != turn.prompt_ids[known])

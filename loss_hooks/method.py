@@ -8,14 +8,11 @@ from typing import Any
 
 from torch import Tensor
 
-from harness_bridges.errors import ConfigError
-from harness_bridges.harness import find
 from harness_bridges.record import Episode
+from harness_bridges.registry import Registry
 from loss_hooks.host import HookResult
 from loss_hooks.policy_loss import Reduce
 from loss_hooks.rows import Row
-
-ENTRY_POINT_GROUP = "camp_plugin.methods"
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +35,12 @@ class Method:
     """Dataclass of the method's settings; field names are flags."""
 
 
-_REGISTRY: dict[str, Method] = {}
+METHODS = Registry(
+    "method",
+    "camp_plugin.methods",
+    ("loss_hooks.naive", "loss_hooks.logit_tree", "loss_hooks.packed_mask", "loss_hooks.sdcc"),
+    lambda item: isinstance(item, Method),
+)
 
 
 def register_method(method: Method) -> Method:
@@ -47,18 +49,10 @@ def register_method(method: Method) -> Method:
     Raises:
         ConfigError: the name is taken by another method.
     """
-    if _REGISTRY.get(method.name, method) is not method:
-        raise ConfigError(f"method {method.name!r} is already registered")
-    _REGISTRY[method.name] = method
-    return method
+    return METHODS.add(method.name, method)
 
 
 def find_method(name: str) -> Method:
-    """The method registered under `name`; an unknown one is a `ConfigError`."""
-    import loss_hooks.logit_tree
-    import loss_hooks.naive
-    import loss_hooks.packed_mask
-    import loss_hooks.sdcc  # noqa: F401
-
-    method: Method = find(name, _REGISTRY, ENTRY_POINT_GROUP, "method")
+    """The method of that name or dotted path; an unknown one is a `ConfigError`."""
+    method: Method = METHODS.find(name)
     return method

@@ -7,17 +7,17 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from harness_bridges.branches import episode_tape, survivors
+from harness_bridges.branches import episode_tape
 from harness_bridges.record import Episode
 from loss_hooks.host import Batch, HookResult, current_host
 from loss_hooks.method import Method, register_method
 from loss_hooks.policy_loss import Reduce
-from loss_hooks.rows import Row, Targets, make_row, rollout_log_probs
+from loss_hooks.rows import Row, Targets, make_row, rollout_log_probs, walk_targets
 
 
 def compressed_rows(episode: Episode) -> list[Row]:
     """The walk H_comp; targets are the survivors (Pitfall A: they saw more than it holds)."""
-    left = survivors(episode.turns, episode_tape(episode))
+    left = walk_targets(episode)
     log_probs = rollout_log_probs(episode, left)
     return [make_row(episode.turns[-1].sequence, left.position, log_probs)]
 

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from harness_bridges.branches import Survivors, episode_tape, survivors
 from harness_bridges.errors import CampError
 from harness_bridges.record import Episode, FloatArray, IntArray
 
@@ -91,6 +92,13 @@ class Targets:
 
     turn: IntArray
     offset: IntArray
+
+
+def walk_targets(episode: Episode) -> Survivors:
+    """The survivors that a walk can score: one at its head has no token before it."""
+    left = survivors(episode.turns, episode_tape(episode))
+    keep = left.position > 0
+    return Survivors(left.position[keep], left.turn[keep], left.offset[keep], left.diverges[keep])
 
 
 def rollout_log_probs(episode: Episode, targets: SampledTokens) -> npt.NDArray[np.float64]:

@@ -16,14 +16,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from harness_bridges.branches import Survivors, episode_tape, survivors
+from harness_bridges.branches import Survivors
 from harness_bridges.errors import CampError, ConfigError
 from harness_bridges.record import Episode, IntArray
 from loss_hooks.host import Batch, HookResult, current_host, need_record, step_records
 from loss_hooks.method import Method, register_method
 from loss_hooks.policy_loss import Reduce
 from loss_hooks.prefix_tree import PrefixTree, build_tree
-from loss_hooks.rows import Row, make_row, rollout_log_probs
+from loss_hooks.rows import Row, make_row, rollout_log_probs, walk_targets
 from loss_hooks.token_stats import Leaves, TeacherRows
 
 NAME = "sdcc"
@@ -69,7 +69,7 @@ def coefficient(config: SdccConfig, update: int, num_updates: int) -> float:
 
 def rows(episode: Episode) -> list[Row]:
     """The walk with its survivors, and the live prefixes of its diverging leaves."""
-    left = survivors(episode.turns, episode_tape(episode))
+    left = walk_targets(episode)
     log_probs = rollout_log_probs(episode, left)
     record = {"method": NAME, **_legs(episode, left)}
     return [make_row(episode.turns[-1].sequence, left.position, log_probs, record)]

@@ -120,8 +120,8 @@ def tree_attention(
     """
     if query.device.type != "cpu":
         raise CampError(
-            f"tree attention on {query.device.type}: this version has a CPU kernel only; train "
-            "on the CPU or choose camp_method: logit_tree with the host's own attention"
+            f"tree attention on {query.device.type}: this version has a CPU kernel only; move "
+            "the model to the CPU"
         )
     if query.shape[0] != 1 or query.shape[2] != layout.length:
         raise CampError(
@@ -153,7 +153,7 @@ def attention_forward(
     if camp_layout is None:
         raise CampError(
             f"{type(module).__name__}: the tree layout did not reach the attention; this model "
-            "does not forward keyword arguments, use camp_method: logit_tree"
+            "does not pass keyword arguments on and cannot be trained by this host"
         )
     unsupported = {
         "attention_mask": attention_mask is not None,

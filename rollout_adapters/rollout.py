@@ -10,6 +10,7 @@ from typing import Any
 
 from harness_bridges.conversation import Conversation
 from harness_bridges.engine import ChatTokenizer, Generation, RunIds, RunLimits
+from harness_bridges.errors import CampError
 from harness_bridges.harness import Harness
 from harness_bridges.record import Episode, IntArray
 from rollout_adapters.environments.registry import Environment, Task
@@ -81,6 +82,14 @@ async def run_episode(
     conversation = Conversation(engine, chat, session, limits, ids)
     try:
         await harness.run(conversation)
+    except CampError:
+        raise
+    except Exception as error:
+        where = f"episode {job.rollout_id} (task {job.task.task_id!r})"
+        raise CampError(
+            f"{where}: {type(error).__name__}: {error}; "
+            "finished episodes are stored, the same command goes on with the others"
+        ) from error
     finally:
         session.close()
     return conversation.episode()

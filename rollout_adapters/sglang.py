@@ -10,14 +10,14 @@ import httpx
 import numpy as np
 
 from harness_bridges.engine import Generation
-from harness_bridges.errors import RecordError
+from harness_bridges.errors import CampError, RecordError
 from harness_bridges.record import FloatArray, IntArray
 
 RETRIES = 5
 _FIRST_DELAY_S = 0.2
 
 
-class EngineError(RuntimeError):
+class EngineError(CampError):
     """The engine refused a request or could not be reached."""
 
 

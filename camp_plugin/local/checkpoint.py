@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,8 @@ from typing import Any
 import torch
 
 from harness_bridges.errors import CampError
+
+_OURS = re.compile(r"step_\d{6}|\.writing_\d+")
 
 
 def save_checkpoint(root: Path, *, model: Any, optimizer: Any, state: dict[str, Any]) -> Path:
@@ -32,18 +35,22 @@ def save_checkpoint(root: Path, *, model: Any, optimizer: Any, state: dict[str, 
     model.save_pretrained(scratch)
     torch.save(optimizer.state_dict(), scratch / "optimizer.pt")
     (scratch / "state.json").write_text(json.dumps(state))
+    for path in scratch.iterdir():
+        with path.open("rb") as file:
+            os.fsync(file.fileno())
     shutil.rmtree(target, ignore_errors=True)
     os.replace(scratch, target)
     for old in root.iterdir():
-        if old != target and old.name.startswith(("step_", ".writing_")):
+        if old != target and _OURS.fullmatch(old.name):
             shutil.rmtree(old)
     return target
 
 
 def latest_checkpoint(root: Path) -> Path | None:
     """The newest complete checkpoint, or None."""
-    found = sorted(root.glob("step_*")) if root.is_dir() else []
-    return found[-1] if found else None
+    names = [path.name for path in root.iterdir()] if root.is_dir() else []
+    found = sorted(name for name in names if name.startswith("step_") and _OURS.fullmatch(name))
+    return root / found[-1] if found else None
 
 
 def load_checkpoint(path: Path, *, model: Any, optimizer: Any) -> dict[str, Any]:

@@ -7,10 +7,12 @@ declares stops the run before any work, with the nearest valid name.
 from __future__ import annotations
 
 import difflib
+import math
 import types
 import typing
+import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,10 +20,10 @@ from typing import Any
 import yaml
 
 from harness_bridges.errors import ConfigError
-from harness_bridges.harness import find_harness
-from loss_hooks.method import find_method
+from harness_bridges.harness import HARNESSES, find_harness
+from loss_hooks.method import METHODS, find_method
 from loss_hooks.policy_loss import PolicyLossConfig
-from rollout_adapters.environments.registry import find_environment
+from rollout_adapters.environments.registry import ENVIRONMENTS, find_environment
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,7 +50,7 @@ class LocalConfig:
     rollout_top_p: float = 1.0
     rollout_top_k: int = -1
     rollout_max_response_len: int = 64
-    rollout_max_context_len: int = 2048
+    rollout_max_context_len: int = 4096
     camp_max_turns: int = 30
     load_debug_rollout_data: str | None = None
     """Train on these stored episodes instead of sampling new ones."""
@@ -82,6 +84,14 @@ class LocalConfig:
         for name in positive.split():
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name}={getattr(self, name)}: must be at least 1")
+        if self.cpu_threads is not None and self.cpu_threads < 1:
+            raise ConfigError(f"cpu_threads={self.cpu_threads}: must be at least 1")
+        for name in ("lr", "weight_decay", "clip_grad"):
+            if getattr(self, name) < 0:
+                raise ConfigError(f"{name}={getattr(self, name)}: must not be negative")
+        for name in ("adam_beta1", "adam_beta2"):
+            if not 0 <= getattr(self, name) < 1:
+                raise ConfigError(f"{name}={getattr(self, name)}: expected 0 <= {name} < 1")
         if self.rollout_temperature <= 0:
             raise ConfigError(
                 f"rollout_temperature={self.rollout_temperature}: must be above 0; greedy "
@@ -103,12 +113,23 @@ class LocalConfig:
             )
 
 
-def _component_configs(local: Mapping[str, Any]) -> list[type]:
+class UnusedSettingWarning(UserWarning):
+    """A setting of a component that this run does not use."""
+
+
+def _component_configs(values: Mapping[str, Any]) -> list[type]:
     defaults = {f.name: f.default for f in fields(LocalConfig)}
-    harness = find_harness(local.get("camp_harness", defaults["camp_harness"]))
-    method = find_method(local.get("camp_method", defaults["camp_method"]))
-    environment = find_environment(local.get("camp_environment", defaults["camp_environment"]))
+    chosen = {**defaults, **values}
+    harness = find_harness(chosen["camp_harness"])
+    method = find_method(chosen["camp_method"])
+    environment = find_environment(chosen["camp_environment"])
     return [LocalConfig, PolicyLossConfig, harness.Config, method.config, environment.Config]
+
+
+def _all_configs() -> list[type]:
+    """The settings of every registered component, used or not."""
+    found = [item.Config for registry in (HARNESSES, ENVIRONMENTS) for item in registry]
+    return [*found, *(method.config for method in METHODS)]
 
 
 def load_config(path: str | Path | None, overrides: Sequence[str] = ()) -> SimpleNamespace:
@@ -127,7 +148,10 @@ def read_values(path: str | Path | None, overrides: Sequence[str]) -> dict[str, 
         key, separator, text = item.partition("=")
         if not separator:
             raise ConfigError(f"--set {item}: expected key=value")
-        values[key.strip()] = yaml.safe_load(text)
+        try:
+            values[key.strip()] = yaml.safe_load(text)
+        except yaml.YAMLError:
+            raise ConfigError(f"--set {item}: the value is not valid YAML; quote it") from None
     return values
 
 
@@ -136,6 +160,8 @@ def _read_yaml(path: Path) -> dict[str, Any]:
         loaded = yaml.safe_load(path.read_text())
     except FileNotFoundError:
         raise ConfigError(f"--config {path}: there is no such file") from None
+    except OSError as error:
+        raise ConfigError(f"--config {path}: {error.strerror}") from None
     except yaml.YAMLError as error:
         raise ConfigError(f"--config {path}: not valid YAML: {error}") from None
     if not isinstance(loaded, dict):
@@ -144,28 +170,45 @@ def _read_yaml(path: Path) -> dict[str, Any]:
 
 
 def build_config(values: Mapping[str, Any]) -> SimpleNamespace:
-    """All settings as one namespace, as slime's hooks get them, defaults filled in."""
+    """All settings as one namespace, as slime's hooks get them, defaults filled in.
+
+    A setting of a component that is not chosen (`sdcc_lambda` with another method) has no effect
+    and is named in an `UnusedSettingWarning`.
+    """
     components = _component_configs(values)
-    known = {name: cls for cls in components for name in _types(cls)}
+    used = {name for cls in components for name in _types(cls)}
+    known = used | {name for cls in _all_configs() for name in _types(cls)}
     for key in values:
         if key not in known:
-            near = difflib.get_close_matches(str(key), known, n=1)
+            near = difflib.get_close_matches(str(key), sorted(known), n=1, cutoff=0.5)
             hint = f"; did you mean {near[0]!r}?" if near else ""
-            raise ConfigError(f"unknown setting {key!r}{hint}")
+            raise ConfigError(f"unknown setting {key!r}{hint} All settings: docs/settings.md")
+    unused = [key for key in values if key not in used]
+    if unused:
+        text = f"{', '.join(unused)}: no effect with this harness, method and environment"
+        warnings.warn(text, UnusedSettingWarning, stacklevel=2)
     merged: dict[str, Any] = {}
     for cls in components:
         mine = {k: _coerce(k, values[k], t) for k, t in _types(cls).items() if k in values}
-        try:
-            built = cls(**mine)
-        except TypeError as error:
-            raise ConfigError(f"{cls.__qualname__}: {error}") from None
-        merged.update({name: getattr(built, name) for name in _types(cls)})
+        merged.update(_built(cls, mine))
     if merged["use_tis"] and merged["use_rollout_logprobs"]:
         raise ConfigError(
             "use_tis with use_rollout_logprobs: the ratio already has the engine's log-probs, "
             "the weight would count the mismatch twice; set one of them"
         )
     return SimpleNamespace(**merged)
+
+
+def _built(cls: type, values: Mapping[str, Any]) -> dict[str, Any]:
+    missing = [
+        f.name
+        for f in fields(cls)
+        if f.default is MISSING and f.default_factory is MISSING and f.name not in values
+    ]
+    if missing:
+        raise ConfigError(f"{', '.join(missing)}: is required; set it in the file or with --set")
+    built = cls(**values)
+    return {name: getattr(built, name) for name in _types(cls)}
 
 
 def component_config(cls: type, args: Any) -> Any:
@@ -179,14 +222,19 @@ def _types(cls: type) -> dict[str, Any]:
 
 def _coerce(key: str, value: Any, expected: Any) -> Any:
     options = typing.get_args(expected) if isinstance(expected, types.UnionType) else (expected,)
+    names = " or ".join(t.__name__ for t in options)
     if isinstance(value, bool) and bool not in options:
         options = ()
-    if isinstance(value, options):
-        return value
-    if float in options and isinstance(value, int | str):
+    if str in options and isinstance(value, int | float):
+        return str(value)  # run_name=7 is a number to YAML
+    if float in options and isinstance(value, int | float | str):
         try:
-            return float(value)  # YAML reads 1e-6 as a string
+            value = float(value)  # 1e-6 is a string to YAML
         except ValueError:
             pass
-    names = " or ".join(t.__name__ for t in typing.get_args(expected) or (expected,))
+        else:
+            if not math.isfinite(value):
+                raise ConfigError(f"{key}={value}: must be finite")
+    if isinstance(value, options):
+        return value
     raise ConfigError(f"{key}={value!r}: expected {names}")

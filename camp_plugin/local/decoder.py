@@ -18,6 +18,7 @@ from torch import Tensor
 from transformers import DynamicCache
 
 from harness_bridges.align import common_prefix
+from harness_bridges.errors import CampError
 from harness_bridges.record import IntArray
 
 KV = list[tuple[Tensor, Tensor]]
@@ -100,6 +101,32 @@ class Decoder:
         self.active: list[Request] = []
         self._kv: KV = []
         self._lengths: list[int] = []
+        self._check_cache()
+
+    @torch.inference_mode()
+    def _check_cache(self) -> None:
+        """Compare a prefill and one cached step with a plain forward.
+
+        Raises:
+            CampError: they differ: the model ignores the cache that it is given.
+        """
+        ids = torch.tensor([[1, 2, 3, 4]])
+        cache = DynamicCache()
+        self.model(input_ids=ids[:, :3], cache=cache, use_cache=True)
+        step = self.model(
+            input_ids=ids[:, 3:],
+            position_ids=torch.tensor([[3]]),
+            cache=cache,
+            use_cache=True,
+        )
+        plain = self.model(input_ids=ids, use_cache=False).logits[0, -1]
+        error = float((step.logits[0, -1] - plain).abs().max() / plain.abs().max())
+        if not error < 1e-3:
+            raise CampError(
+                f"{self.model.config.model_type}: decoding with a KV cache differs from a plain "
+                f"forward by {error:.1e}; this engine supports dense attention models, with "
+                "transformers 5.24 or later"
+            )
 
     @torch.inference_mode()
     def admit(self, sequence: Request) -> None:
@@ -135,8 +162,9 @@ class Decoder:
     def score(self, ids: IntArray, start: int) -> list[float]:
         """Natural log-probs of `ids[start + 1:]` at temperature 1."""
         tokens = torch.from_numpy(np.array(ids))
-        hidden = self.model.model(input_ids=tokens[None], use_cache=False).last_hidden_state[0]
-        logits = self.model.lm_head(hidden[start:-1]).float()
+        keep = ids.size - start
+        out = self.model(input_ids=tokens[None], use_cache=False, logits_to_keep=keep)
+        logits = out.logits[0, :-1].float()
         log_probs = torch.log_softmax(logits, -1).gather(-1, tokens[start + 1 :, None])
         return [float(x) for x in log_probs.squeeze(-1)]
 

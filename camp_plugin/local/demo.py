@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import fields
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,12 +12,13 @@ import torch
 from rich.console import Console
 from rich.progress import Progress
 
-from camp_plugin.local.config import build_config
+from camp_plugin.local.config import UnusedSettingWarning, build_config
 from camp_plugin.local.model import load_model
 from camp_plugin.local.run import (
     MetricsLog,
     Rollouts,
     check_same_run,
+    claim_directory,
     collect,
     progress_bar,
     set_threads,
@@ -25,13 +26,10 @@ from camp_plugin.local.run import (
 from camp_plugin.local.trainer import Trainer
 from camp_plugin.report import matrix, plot
 from harness_bridges.errors import ConfigError
-from harness_bridges.harness import find_harness
 from harness_bridges.record import Episode
-from loss_hooks.method import find_method
 from rollout_adapters.metrics import episode_metrics
 
 METHODS = ("naive_compressed", "naive_full", "logit_tree", "packed_mask", "sdcc")
-HARNESSES = ("search_r1", "agentfold")
 YARDSTICK = "naive_compressed"
 CONTROL = "no_edit"
 CONTROL_HARNESS = "search_r1"
@@ -48,9 +46,17 @@ def demo(values: Mapping[str, Any], methods: Sequence[str]) -> Path:
         The run's directory: `episodes_*.jsonl.zst`, `metrics.jsonl`, `tensorboard/`, `matrix.png`.
     """
     names = list(dict.fromkeys([YARDSTICK, *methods]))
-    args = {n: build_config(_applicable({**values, "camp_method": n})) for n in names}
-    unedited = {**values, "camp_harness": CONTROL_HARNESS, "camp_method": YARDSTICK}
-    control = build_config(_applicable(unedited))
+    with warnings.catch_warnings():
+        # Each cell uses the settings of its own harness and method.
+        warnings.simplefilter("ignore", UnusedSettingWarning)
+        args = {name: build_config({**values, "camp_method": name}) for name in names}
+        unedited = {"camp_harness": CONTROL_HARNESS, "camp_method": YARDSTICK}
+        control = build_config({**values, **unedited})
+    used = {key for cell in args.values() for key in vars(cell)}
+    if unused := [key for key in values if key not in used]:
+        warnings.warn(
+            f"{', '.join(unused)}: no effect in this demo", UnusedSettingWarning, stacklevel=2
+        )
     first = next(iter(args.values()))
     set_threads(first)
     torch.manual_seed(first.seed)
@@ -59,6 +65,7 @@ def demo(values: Mapping[str, Any], methods: Sequence[str]) -> Path:
         raise ConfigError(f"{directory}: holds a finished demo; remove it or set another run_name")
     check_same_run(directory, first)  # an interrupted demo goes on with its stored episodes
     model = load_model(first.hf_checkpoint)
+    claim_directory(directory, first)
     initial = {name: weight.clone() for name, weight in model.state_dict().items()}
     log = MetricsLog(directory)
     with progress_bar() as progress:
@@ -80,15 +87,6 @@ def demo(values: Mapping[str, Any], methods: Sequence[str]) -> Path:
     console.print(matrix(rows))
     console.print(f"results: {directory}/ (metrics.jsonl, tensorboard/, matrix.png, episodes)")
     return directory
-
-
-def _applicable(values: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings without those of built-in harnesses and methods that are not chosen."""
-    chosen = {values.get("camp_harness", "agentfold"), values["camp_method"]}
-    others = [find_method(name).config for name in METHODS if name not in chosen]
-    others += [find_harness(name).Config for name in HARNESSES if name not in chosen]
-    foreign = {field.name for config in others for field in fields(config)}
-    return {key: value for key, value in values.items() if key not in foreign}
 
 
 def _collect(

@@ -13,10 +13,9 @@ import socket
 import threading
 from collections.abc import AsyncIterator, Iterator, Mapping
 from concurrent.futures import Future
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 import uvicorn
 from starlette.applications import Starlette
@@ -25,11 +24,9 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from camp_plugin.local.decoder import Decoder, Request, SamplingParams
+from camp_plugin.local.requests import check_fits, parse_request
 from harness_bridges.errors import CampError
 from harness_bridges.record import IntArray
-
-IGNORED_PARAMS = {"skip_special_tokens", "no_stop_trim", "spaces_between_special_tokens", "n"}
-"""SGLang parameters that change nothing here: output is token ids, one sample a request."""
 
 
 @dataclass(slots=True, eq=False)
@@ -54,19 +51,27 @@ class LocalEngine:
         self._seed, self._count = seed, 0
         self._jobs: queue.Queue[_Job | None] = queue.Queue()
         self._running: list[_Job] = []
+        self._open, self._closed = 0, False
         self._lock = threading.Lock()
         self._thread = threading.Thread(target=self._work, daemon=True)
         self._thread.start()
 
     def update_weights(self, version: str) -> None:
-        """Announce that the model's weights changed: cached prefixes are dropped."""
+        """Announce that the model's weights changed: cached prefixes are dropped.
+
+        Raises:
+            CampError: requests are still waiting or running.
+        """
         with self._lock:
-            if self._running or not self._jobs.empty():
-                raise CampError("update_weights: requests are still running; drain them first")
+            if self._open:
+                raise CampError(f"update_weights: {self._open} requests are open; drain them first")
             self.decoder.prefixes.clear()
             self.weight_version = version
 
     def close(self) -> None:
+        """Stop the worker; requests that are still open fail."""
+        with self._lock:
+            self._closed = True
         self._jobs.put(None)
         self._thread.join()
 
@@ -74,28 +79,25 @@ class LocalEngine:
         """Validate a `/generate` body and queue it.
 
         Raises:
-            CampError: a field is missing, malformed or not supported.
+            CampError: a field is missing, malformed or not supported, or the engine is closed.
         """
         ids, params, start = parse_request(body)
-        vocab = self.decoder.model.config.vocab_size
-        if int(ids.max()) >= vocab:
-            raise CampError(
-                f"input_ids: token id {int(ids.max())} is not in the model's vocabulary of "
-                f"{vocab}; tokenise with the model's own tokenizer"
-            )
+        check_fits(ids, params, self.decoder.model.config)
         job = _Job(ids, params, start, Future())
-        self._jobs.put(job)
+        with self._lock:
+            if self._closed:
+                raise CampError("the engine is closed")
+            self._open += 1
+            self._jobs.put(job)
         return job
 
     def _work(self) -> None:
-        while True:
-            try:
-                if not self._admit_waiting():
-                    return
-                if self.decoder.active:
-                    self._step()
-            except Exception as error:  # the worker must outlive a failed batch
-                self._fail(error)
+        while self._admit_waiting():
+            if self.decoder.active:
+                self._step()
+        waiting = [job for job in list(self._jobs.queue) if job is not None]
+        for job in [*self._running, *waiting]:
+            self._settle(job, error=CampError("the engine was closed before it answered"))
 
     def _admit_waiting(self) -> bool:
         """Take what waits, or wait if there is nothing to do. False: time to stop."""
@@ -106,44 +108,55 @@ class LocalEngine:
                 return True
             if job is None:
                 return False
-            with self._lock:
-                self._running.append(job)
             self._start(job)
         return True
 
     def _start(self, job: _Job) -> None:
-        if job.params.max_new_tokens == 0 or job.aborted:
-            self._finish(job, None)
-            return
-        generator = torch.Generator()
-        seed = job.params.sampling_seed
-        generator.manual_seed((self._seed << 32) + self._count if seed is None else seed)
-        self._count += 1
-        job.request = Request(job.ids, job.params, generator)
-        self.decoder.admit(job.request)
-        if job.request.finish_reason:
-            self._finish(job, job.request)
+        """Prefill one request; what goes wrong there concerns it alone."""
+        try:
+            if job.params.max_new_tokens == 0 or job.aborted:
+                self._settle(job, response=self._response(job, None))
+                return
+            seed = job.params.sampling_seed
+            generator = torch.Generator()
+            generator.manual_seed((self._seed << 32) + self._count if seed is None else seed)
+            self._count += 1
+            job.request = Request(job.ids, job.params, generator)
+            self.decoder.admit(job.request)
+            if job.request.finish_reason:
+                self._settle(job, response=self._response(job, job.request))
+            else:
+                self._running.append(job)
+        except Exception as error:
+            self._settle(job, error=error)
 
     def _step(self) -> None:
         for job in self._running:
             if job.aborted and job.request is not None:
                 job.request.aborted = True
-        finished = self.decoder.step()
-        for job in [j for j in self._running if j.request in finished]:
-            self._finish(job, job.request)
-
-    def _finish(self, job: _Job, request: Request | None) -> None:
-        response = self._response(job, request)
-        with self._lock:
-            self._running.remove(job)
-        job.future.set_result(response)
-
-    def _fail(self, error: Exception) -> None:
-        with self._lock:
+        try:
+            finished = self.decoder.step()
+        except Exception as error:  # the whole batch failed; the worker goes on
             failed, self._running = self._running, []
-        self.decoder.reset()
-        for job in failed:
-            job.future.set_exception(error)
+            self.decoder.reset()
+            for job in failed:
+                self._settle(job, error=error)
+            return
+        for job in [j for j in self._running if j.request in finished]:
+            self._running.remove(job)
+            self._settle(job, response=self._response(job, job.request))
+
+    def _settle(
+        self, job: _Job, *, response: dict[str, Any] | None = None, error: Exception | None = None
+    ) -> None:
+        with self._lock:
+            self._open -= 1
+        # A client that went away cancelled its future: there is nobody to tell.
+        if job.future.set_running_or_notify_cancel():
+            if error is not None:
+                job.future.set_exception(error)
+            else:
+                job.future.set_result(response or {})
 
     def _response(self, job: _Job, request: Request | None) -> dict[str, Any]:
         output = [] if request is None else request.output
@@ -166,50 +179,6 @@ class LocalEngine:
             rest = job.ids[job.start :].tolist()
             meta["input_token_logprobs"] = [[s, t, None] for s, t in zip(scored, rest, strict=True)]
         return {"text": self.decoder.decode_text(output), "output_ids": output, "meta_info": meta}
-
-
-def parse_request(body: Mapping[str, Any]) -> tuple[IntArray, SamplingParams, int | None]:
-    """Prompt ids, sampling parameters and, for scoring, the first position.
-
-    Raises:
-        CampError: names the field, the value and the remedy.
-    """
-    ids = body.get("input_ids")
-    if not isinstance(ids, list) or not ids or not all(type(i) is int and i >= 0 for i in ids):
-        raise CampError(
-            "input_ids: expected a non-empty flat list of token ids; text and batches "
-            "are not supported, tokenise first and send one request each"
-        )
-    raw = dict(body.get("sampling_params") or {})
-    known = {f.name for f in fields(SamplingParams)}
-    unknown = sorted(set(raw) - known - IGNORED_PARAMS)
-    if unknown:
-        raise CampError(
-            f"sampling_params: {', '.join(unknown)} not supported by this engine; "
-            f"it knows {', '.join(sorted(known))}"
-        )
-    stop = raw.get("stop") or ()
-    raw["stop"] = (stop,) if isinstance(stop, str) else tuple(stop)
-    raw["stop_token_ids"] = frozenset(raw.get("stop_token_ids") or ())
-    params = SamplingParams(**{k: v for k, v in raw.items() if k in known})
-    _check_params(params)
-    start = body.get("logprob_start_len", -1)
-    if params.max_new_tokens == 0 and start < 0:
-        raise CampError("logprob_start_len: set it to score a prompt (max_new_tokens is 0)")
-    if start >= len(ids):
-        raise CampError(f"logprob_start_len={start}: the prompt has {len(ids)} tokens")
-    return np.array(ids, dtype=np.int64), params, start if start >= 0 else None
-
-
-def _check_params(params: SamplingParams) -> None:
-    if not (isinstance(params.max_new_tokens, int) and params.max_new_tokens >= 0):
-        raise CampError(f"max_new_tokens={params.max_new_tokens!r}: expected an integer >= 0")
-    if not params.temperature > 0:
-        raise CampError(
-            f"temperature={params.temperature}: must be above 0; for greedy decoding set top_k: 1"
-        )
-    if not 0 < params.top_p <= 1:
-        raise CampError(f"top_p={params.top_p}: expected 0 < top_p <= 1")
 
 
 def make_app(engine: LocalEngine) -> Starlette:
@@ -263,8 +232,8 @@ def serve(engine: LocalEngine, host: str = "127.0.0.1", port: int = 0) -> Iterat
     """Serve in a background thread; yields the URL. Port 0 takes a free one."""
     try:
         listener = socket.create_server((host, port))
-    except OSError as error:
-        raise CampError(f"engine: could not listen on {host}:{port}: {error.strerror}") from None
+    except (OSError, OverflowError) as error:
+        raise CampError(f"engine: could not listen on {host}:{port}: {error}") from None
     server = uvicorn.Server(uvicorn.Config(make_app(engine), log_level="warning"))
     thread = threading.Thread(target=server.run, args=([listener],), daemon=True)
     thread.start()

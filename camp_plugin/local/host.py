@@ -60,6 +60,12 @@ def hidden_states(model: Any, tokens: Tensor, positions: Tensor, layout: TreeLay
             f"a path of {layout.depth} tokens exceeds max_position_embeddings={limit}; lower "
             "rollout_max_context_len"
         )
+    vocab = model.get_input_embeddings().num_embeddings
+    if tokens.numel() and int(tokens.max()) >= vocab:
+        raise CampError(
+            f"token id {int(tokens.max())} is not in the model's vocabulary of {vocab}; these "
+            "episodes were sampled by another model"
+        )
     with tree_attention_enabled(model):
         out = model.get_decoder()(
             input_ids=tokens[None],

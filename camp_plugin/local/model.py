@@ -17,7 +17,7 @@ SMOLLM2 = "smollm2"
 _GGUF = "SmolLM2-135M-Instruct.Q4_1.gguf"
 
 
-def model_dir(name: str) -> Path:
+def model_dir(name: str, setting: str = "hf_checkpoint") -> Path:
     """The local directory of a model; `smollm2` is converted once into the cache.
 
     Raises:
@@ -28,20 +28,30 @@ def model_dir(name: str) -> Path:
     path = Path(name).expanduser()
     if not (path / "config.json").is_file():
         raise ConfigError(
-            f"hf_checkpoint={name!r}: no config.json there; give a local Hugging Face model "
+            f"{setting}={name!r}: no config.json there; give a local Hugging Face model "
             f"directory, or {SMOLLM2!r}"
         )
     return path
 
 
-def load_model(name: str, dtype: torch.dtype = torch.float32) -> Any:
-    """The causal LM of a local directory, in evaluation mode (no dropout anywhere)."""
+def load_model(name: str, setting: str = "hf_checkpoint") -> Any:
+    """The causal LM of a local directory, float32, in evaluation mode (no dropout anywhere).
+
+    Raises:
+        ConfigError: no model there, or one that transformers cannot load; names `setting`.
+    """
     from transformers import AutoModelForCausalLM
     from transformers.utils.logging import disable_progress_bar
 
     disable_progress_bar()
-    path = model_dir(name)
-    return AutoModelForCausalLM.from_pretrained(path, dtype=dtype, local_files_only=True).eval()
+    path = model_dir(name, setting)
+    try:
+        model = AutoModelForCausalLM.from_pretrained(
+            path, dtype=torch.float32, local_files_only=True
+        )
+    except (OSError, ValueError, KeyError) as error:
+        raise ConfigError(f"{setting}={name!r}: {error}") from None
+    return model.eval()
 
 
 def _smollm2_dir() -> Path:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import json
 import math
+import os
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -52,6 +54,12 @@ class Rollouts:
     """Samples episodes of one environment and harness through the engine's HTTP face."""
 
     def __init__(self, args: SimpleNamespace, model: Any) -> None:
+        longest = getattr(model.config, "max_position_embeddings", None)
+        if longest is not None and args.rollout_max_context_len > longest:
+            raise ConfigError(
+                f"rollout_max_context_len={args.rollout_max_context_len}: the model's context is "
+                f"{longest} tokens"
+            )
         self.args = args
         self.chat = HFChat.from_pretrained(model_dir(args.hf_checkpoint))
         environment = find_environment(args.camp_environment)
@@ -123,7 +131,7 @@ class MetricsLog:
         if self._path.exists():
             lines = self._path.read_text().splitlines(keepends=True)
             kept = [x for x in lines if x.endswith("\n") and json.loads(x)["step"] < step]
-            self._path.write_text("".join(kept))
+            _replace_file(self._path, "".join(kept))
 
     def write(self, run: str, step: int, row: Mapping[str, Any]) -> None:
         """One row; `run` is the TensorBoard run it belongs to."""
@@ -156,16 +164,21 @@ def train(args: SimpleNamespace) -> Path:
     reference = load_model(args.ref_load or args.hf_checkpoint) if args.use_kl_loss else None
     trainer = Trainer(args, model, reference)
     first = _resume(directory, args, trainer)
+    source = _source(args, model, trainer)
+    claim_directory(directory, args)
     log = MetricsLog(directory, trainer.updates)
     with progress_bar() as progress:
-        source = _source(args, model, trainer)
         for step in range(first, args.num_rollout):
             episodes = _episodes(source, args, step, directory, progress)
             train_and_log(trainer, episodes, step, log, progress)
             if isinstance(source, Rollouts):
                 source.engine.update_weights(str(trainer.updates))
             if (step + 1) % args.save_interval == 0 or step + 1 == args.num_rollout:
-                state = {"rollout_id": step + 1, "updates": trainer.updates}
+                state = {
+                    "rollout_id": step + 1,
+                    "updates": trainer.updates,
+                    "run_name": args.run_name,
+                }
                 save_checkpoint(
                     _checkpoints(directory, args),
                     model=model,
@@ -182,12 +195,10 @@ def _checkpoints(directory: Path, args: SimpleNamespace) -> Path:
 
 def check_same_run(directory: Path, args: SimpleNamespace) -> None:
     """A directory belongs to one configuration: mixing two would mix their episodes."""
-    directory.mkdir(parents=True, exist_ok=True)
     path = directory / "config.json"
-    mine = dict(sorted(vars(args).items()))
     if not path.exists():
-        path.write_text(json.dumps(mine, indent=1))
         return
+    mine = vars(args)
     free = {"num_rollout", "cpu_threads", "save_interval"}
     theirs = json.loads(path.read_text())
     changed = [k for k in mine if k not in free and mine[k] != theirs.get(k)]
@@ -198,18 +209,43 @@ def check_same_run(directory: Path, args: SimpleNamespace) -> None:
         )
 
 
+def claim_directory(directory: Path, args: SimpleNamespace) -> None:
+    """Write the configuration that the directory belongs to from now on."""
+    directory.mkdir(parents=True, exist_ok=True)
+    settings = json.dumps(dict(sorted(vars(args).items())), indent=1)
+    _replace_file(directory / "config.json", settings)
+
+
+def _replace_file(path: Path, text: str) -> None:
+    """Write a file whole or not at all."""
+    scratch = path.with_suffix(".tmp")
+    scratch.write_text(text)
+    os.replace(scratch, path)
+
+
 def _resume(directory: Path, args: SimpleNamespace, trainer: Trainer) -> int:
     path = latest_checkpoint(_checkpoints(directory, args))
     if path is None:
         return 0
     state = load_checkpoint(path, model=trainer.model, optimizer=trainer.optimizer)
+    if state["run_name"] != args.run_name:
+        raise ConfigError(
+            f"save={args.save!r}: holds a checkpoint of run {state['run_name']!r}, not of "
+            f"{args.run_name!r}; give every run a directory of its own"
+        )
     trainer.updates = state["updates"]
     return int(state["rollout_id"])
 
 
 def _source(args: SimpleNamespace, model: Any, trainer: Trainer) -> Rollouts | list[Episode]:
     if args.load_debug_rollout_data:
-        return list(read_episodes(args.load_debug_rollout_data))
+        if not Path(args.load_debug_rollout_data).is_file():
+            raise ConfigError(
+                f"load_debug_rollout_data={args.load_debug_rollout_data!r}: there is no such file"
+            )
+        # Stores are in the order in which episodes finished.
+        stored = read_episodes(args.load_debug_rollout_data)
+        return sorted(stored, key=lambda episode: episode.rollout_id)
     rollouts = Rollouts(args, model)
     rollouts.engine.update_weights(str(trainer.updates))
     return rollouts
@@ -230,6 +266,15 @@ def _episodes(
         raise ConfigError(
             f"load_debug_rollout_data: holds {len(source)} episodes, rollout step {step} needs "
             f"{size}; lower num_rollout, rollout_batch_size or n_samples_per_prompt"
+        )
+    inside = Counter(episode.group_id for episode in part)
+    everywhere = Counter(episode.group_id for episode in source)
+    split = [group for group, count in inside.items() if count != everywhere[group]]
+    if split:
+        raise ConfigError(
+            f"load_debug_rollout_data: rollout step {step} would split group {split[0]}, whose "
+            "advantages need all its episodes; set rollout_batch_size and n_samples_per_prompt "
+            "as they were when it was sampled"
         )
     return part
 
@@ -257,8 +302,8 @@ def train_and_log(
 
 def serve_forever(model: str, host: str, port: int, seed: int) -> None:
     """`camp-plugin engine`: serve until interrupted."""
-    chat = HFChat.from_pretrained(model_dir(model))
-    decoder = Decoder(load_model(model), eos_ids=chat.eos_ids, decode_text=chat.decode)
+    chat = HFChat.from_pretrained(model_dir(model, "--model"))
+    decoder = Decoder(load_model(model, "--model"), eos_ids=chat.eos_ids, decode_text=chat.decode)
     engine = LocalEngine(decoder, seed=seed)
     with serve(engine, host, port) as url:
         print(f"serving {model} at {url}", flush=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib import import_module
 from types import SimpleNamespace
@@ -73,8 +74,15 @@ class Trainer:
 
     def prepare(self, episodes: Sequence[Episode], rollout_id: int) -> dict[str, Any]:
         """Episodes to slime's train data: rows by the method, advantages, steps, records."""
+        _check_episodes(episodes)
         samples: list[Sample] = []
         for episode in episodes:
+            sampled_at = episode.metadata.get("temperature", self.args.rollout_temperature)
+            if sampled_at != self.args.rollout_temperature:
+                raise CampError(
+                    f"episode {episode.rollout_id}: was sampled at temperature {sampled_at}, "
+                    f"rollout_temperature={self.args.rollout_temperature}; train at the same one"
+                )
             samples += episode_samples(episode, self.method, len(samples))
         raw: Mapping[str, list[Any]] = self._convert(self.args, samples)
         data: dict[str, Any] = dict(raw)
@@ -150,16 +158,22 @@ class Trainer:
             hook = self.method.before_train_step
             hook(self.args, rollout_id, step, self.model, self.optimizer, None)
         totals: dict[str, float] = {}
-        tokens = loss_tokens = 0
+        tokens = loss_tokens = masked_rows = 0
         for batch in self.micro_batches(data, step):
             size = batch["tokens"].numel()
             tokens += size
             loss_tokens += sum(int(mask.sum()) for mask in batch["loss_masks"])
+            masked_rows += sum(not bool(mask.any()) for mask in batch["loss_masks"])
             for name, value in self._micro_batch(batch).items():
                 totals[name] = totals.get(name, 0.0) + float(value)
             progress(size)
         means = {name: total / self.args.global_batch_size for name, total in totals.items()}
-        return {**means, "train_tokens": float(tokens), "loss_tokens": float(loss_tokens)}
+        counts = {
+            "train_tokens": tokens,
+            "loss_tokens": loss_tokens,
+            "masked_rows": masked_rows,
+        }
+        return {**means, **{name: float(count) for name, count in counts.items()}}
 
     def _micro_batch(self, batch: Mapping[str, Any]) -> dict[str, Tensor]:
         logits = self.host.logits(batch)
@@ -183,6 +197,22 @@ class Trainer:
         self.optimizer.step()
         self.updates += 1
         return norm
+
+
+def _check_episodes(episodes: Sequence[Episode]) -> None:
+    """Each rollout once, and whole."""
+    repeated = [i for i, n in Counter(e.rollout_id for e in episodes).items() if n > 1]
+    if repeated:
+        raise CampError(
+            f"rollout_id={repeated[0]}: several episodes have it; stores that were joined need "
+            "new ids, or their denominators would be mixed"
+        )
+    aborted = [e.rollout_id for e in episodes if e.status in ("aborted", "failed")]
+    if aborted:
+        raise CampError(
+            f"episode {aborted[0]}: was not finished (status aborted or failed); drop it or "
+            "sample it again, it says nothing about the policy"
+        )
 
 
 def _select(data: Mapping[str, Any], rows: Sequence[int]) -> dict[str, Any]:

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, is_dataclass
 from typing import Any, ClassVar, Protocol, TypeVar
 
 from harness_bridges.engine import Session
-from harness_bridges.errors import ConfigError
-from harness_bridges.harness import find
-
-ENTRY_POINT_GROUP = "camp_plugin.environments"
+from harness_bridges.registry import Registry
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,8 +36,17 @@ class Environment(Protocol):
         ...
 
 
+def _is_environment(item: Any) -> bool:
+    return is_dataclass(getattr(item, "Config", None)) and hasattr(item, "start")
+
+
+ENVIRONMENTS = Registry(
+    "environment",
+    "camp_plugin.environments",
+    ("rollout_adapters.environments.search_qa",),
+    _is_environment,
+)
 E = TypeVar("E", bound=type)
-_REGISTRY: dict[str, type] = {}
 
 
 def register_environment(name: str) -> Callable[[E], E]:
@@ -54,19 +60,10 @@ def register_environment(name: str) -> Callable[[E], E]:
     Raises:
         ConfigError: the name is taken by another class.
     """
-
-    def register(cls: E) -> E:
-        if _REGISTRY.get(name, cls) is not cls:
-            raise ConfigError(f"environment {name!r} is already registered: {_REGISTRY[name]}")
-        _REGISTRY[name] = cls
-        return cls
-
-    return register
+    return lambda cls: ENVIRONMENTS.add(name, cls)
 
 
 def find_environment(name: str) -> type[Environment]:
-    """The environment class registered under `name`; an unknown one is a `ConfigError`."""
-    import rollout_adapters.environments.search_qa  # noqa: F401
-
-    cls: type[Environment] = find(name, _REGISTRY, ENTRY_POINT_GROUP, "environment")
+    """The environment class of that name or dotted path; an unknown one is a `ConfigError`."""
+    cls: type[Environment] = ENVIRONMENTS.find(name)
     return cls

@@ -127,7 +127,7 @@ def test_case_42_a_walk_without_survivors_is_an_all_masked_row(method):
     settings = args(method, rollout_batch_size=1, global_batch_size=2)
     (metrics,) = Trainer(settings, tiny_model("llama")).train(episodes, 0)
     assert math.isfinite(metrics["loss"]) and math.isfinite(metrics["grad_norm"])
-    assert metrics["loss_tokens"] == 2
+    assert metrics["loss_tokens"] == 2 and metrics["masked_rows"] == 1
     alone = args(method, rollout_batch_size=1, n_samples_per_prompt=1, global_batch_size=1)
     (metrics,) = Trainer(alone, tiny_model("llama")).train(episodes[:1], 0)
     assert metrics["loss"] == 0 and metrics["grad_norm"] == 0 and metrics["loss_tokens"] == 0
