@@ -33,8 +33,10 @@ class Registry:
         """Register `item` under `name`.
 
         Raises:
-            ConfigError: the name is taken by another object.
+            ConfigError: the name is taken by another object, or `item` is no such plugin.
         """
+        if not self._valid(item):
+            raise ConfigError(f"{self._what} {name!r}: {item!r} is no {self._what}")
         if self._items.get(name, item) is not item:
             raise ConfigError(f"{self._what} {name!r} is already registered: {self._items[name]}")
         self._items[name] = item

@@ -125,7 +125,7 @@ def append_episode(path: str | Path, episode: Episode) -> None:
     path = Path(path)
     line = json.dumps(episode_to_json(episode), allow_nan=False).encode() + b"\n"
     if path.suffix == ".zst":
-        line = zstandard.ZstdCompressor().compress(line)
+        line = zstandard.ZstdCompressor(write_checksum=True).compress(line)
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
     try:
         _mend_tail(descriptor, path)

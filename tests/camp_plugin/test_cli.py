@@ -7,13 +7,14 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 import yaml
 from support.models import tiny_model_dir
 
 from camp_plugin.cli import main
-from harness_bridges.store import read_episodes
+from harness_bridges.store import append_episode, read_episodes
 
 SETTINGS = {
     "agentfold_threshold": 720,
@@ -174,11 +175,94 @@ def test_another_configuration_in_the_same_run_is_refused(tmp_path, model, capsy
     assert "was started with another lr" in capsys.readouterr().err
 
 
+def test_the_method_and_harness_of_an_example_can_be_swapped(tmp_path, model, capsys):
+    example = Path(__file__).parents[2] / "examples" / "agentfold_sdcc.yaml"
+    sets = {
+        "hf_checkpoint": model,
+        "runs_dir": tmp_path,
+        "num_rollout": 1,
+        "run_name": 7,
+        "camp_method": "logit_tree",
+        "camp_harness": "search_r1",
+        "cpu_threads": 1,
+    }
+    words = [word for key, value in sets.items() for word in ("--set", f"{key}={value}")]
+    assert main(["train", "--config", str(example), *words]) == 0
+    assert "sdcc_lambda" in capsys.readouterr().err
+    assert rows(tmp_path / "7")[0]["method"] == "logit_tree"
+
+
+def test_the_own_environment_example_runs_as_it_says(tmp_path, model):
+    folder = Path(__file__).parents[2] / "examples"
+    sets = {
+        "hf_checkpoint": model,
+        "runs_dir": tmp_path,
+        "num_rollout": 1,
+        "run_name": "sums",
+        "camp_environment": "own_environment.Sums",
+        "cpu_threads": 1,
+    }
+    words = [word for key, value in sets.items() for word in ("--set", f"{key}={value}")]
+    command = Path(sys.executable).with_name("camp-plugin")
+    done = subprocess.run(
+        [command, "train", "--config", "agentfold_sdcc.yaml", *words],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    tasks = {e.task_id for e in read_episodes(tmp_path / "sums" / "episodes.jsonl.zst")}
+    assert all(task.startswith("sums/train/") for task in tasks)
+    shown = subprocess.run(
+        [sys.executable, "own_environment.py"],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert "reward=1.0" in shown.stdout
+
+
+def test_a_checkpoint_directory_belongs_to_one_run(tmp_path, model, capsys):
+    path = config(tmp_path, model, save=str(tmp_path / "shared"))
+    other = tmp_path / "shared" / "step_notes"
+    other.mkdir(parents=True)
+    assert main(["train", "--config", str(path), "--set", "run_name=a"]) == 0
+    assert main(["train", "--config", str(path), "--set", "run_name=b"]) == 2
+    assert "holds a checkpoint of run 'a'" in capsys.readouterr().err
+    assert other.exists()
+
+
+def test_a_start_that_failed_does_not_claim_the_directory(tmp_path, model, capsys):
+    path = config(tmp_path, model, rollout_max_context_len=5000)
+    assert main(["train", "--config", str(path)]) == 2
+    assert "the model's context is 4096" in capsys.readouterr().err
+    assert main(["train", "--config", str(config(tmp_path, model))]) == 0
+
+
+def test_replay_keeps_groups_whole_whatever_the_order_on_disk(tmp_path, model, capsys):
+    path = config(tmp_path, model, rollout_batch_size=2, global_batch_size=4)
+    assert main(["train", "--config", str(path), "--set", "run_name=s"]) == 0
+    episodes = list(read_episodes(tmp_path / "runs" / "s" / "episodes.jsonl.zst"))
+    shuffled = tmp_path / "shuffled.jsonl"
+    for e in sorted(episodes, key=lambda e: -e.rollout_id % 3):
+        append_episode(shuffled, e)
+    replay = ["--set", f"load_debug_rollout_data={shuffled}"]
+    command = ["train", "--config", str(path), *replay]
+    assert main([*command, "--set", "run_name=r"]) == 0
+    assert losses(tmp_path / "runs" / "r") == losses(tmp_path / "runs" / "s")
+    wrong = ["--set", "n_samples_per_prompt=1", "--set", "global_batch_size=2"]
+    assert main([*command, *wrong, "--set", "run_name=w"]) == 0, "a step holds whole group 0"
+    wrong = ["--set", "rollout_batch_size=1", "--set", "n_samples_per_prompt=3"]
+    assert main([*command, *wrong, "--set", "global_batch_size=3", "--set", "run_name=x"]) == 2
+    assert "would split group" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
         (["train", "--config", "no.yaml"], "--config no.yaml: there is no such file"),
-        (["demo", "--methods", "all,best"], "--methods all,best: choose from"),
+        (["demo", "--methods", "best", "--set", "hf_checkpoint=x"], "unknown method 'best'"),
         (["demo", "--set", "hf_checkpoint=/no/such"], "hf_checkpoint='/no/such': no config.json"),
         (["probe", "no.jsonl", "--model", "x"], "no.jsonl: there is no such file"),
     ],

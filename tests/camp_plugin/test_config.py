@@ -2,7 +2,12 @@
 
 import pytest
 
-from camp_plugin.local.config import LocalConfig, build_config, load_config
+from camp_plugin.local.config import (
+    LocalConfig,
+    UnusedSettingWarning,
+    build_config,
+    load_config,
+)
 from harness_bridges.errors import ConfigError
 
 BASE = {"hf_checkpoint": "x"}
@@ -24,7 +29,14 @@ def test_yaml_and_overrides(tmp_path):
 BAD = [
     ({"learning_rate": 1}, "unknown setting 'learning_rate'"),
     ({"agentfold_treshold": 1}, "did you mean 'agentfold_threshold'"),
-    ({"camp_method": "naive_full", "sdcc_lambda": 0.1}, "unknown setting 'sdcc_lambda'"),
+    ({"lr": float("nan")}, "lr=nan: must be finite"),
+    ({"lr": -1.0}, "lr=-1.0: must not be negative"),
+    ({"adam_beta1": 2.0}, "adam_beta1=2.0"),
+    ({"cpu_threads": 0}, "cpu_threads=0"),
+    ({"camp_harness": 5}, "harness 5: expected a name or a dotted path"),
+    ({"camp_harness": "os.path"}, "harness 'os.path': os:path is no harness"),
+    ({"camp_method": "json.loads"}, "json:loads is no method"),
+    ({"camp_environment": "no.such.Env"}, "ModuleNotFoundError"),
     ({"camp_method": "scdd"}, "unknown method 'scdd'; did you mean 'sdcc'"),
     ({"camp_harness": "fold"}, "unknown harness 'fold'"),
     ({"camp_environment": "shop"}, "unknown environment 'shop'"),
@@ -56,8 +68,25 @@ def test_bad_settings_name_key_value_and_remedy(change, message):
 
 
 def test_a_missing_required_setting_is_named():
-    with pytest.raises(ConfigError, match="hf_checkpoint"):
+    with pytest.raises(ConfigError, match="hf_checkpoint: is required"):
         build_config({})
+
+
+def test_settings_of_components_that_are_not_chosen_are_named_as_unused():
+    with pytest.warns(UnusedSettingWarning, match="sdcc_lambda, agentfold_keep: no effect"):
+        build_config(
+            {
+                **BASE,
+                "camp_method": "naive_full",
+                "camp_harness": "search_r1",
+                "sdcc_lambda": 0.1,
+                "agentfold_keep": 2,
+            }
+        )
+
+
+def test_numbers_are_names_too():
+    assert build_config({**BASE, "run_name": 7}).run_name == "7"
 
 
 def test_bad_files(tmp_path):
@@ -71,6 +100,10 @@ def test_bad_files(tmp_path):
         load_config(tmp_path / "bad.yaml")
     with pytest.raises(ConfigError, match="expected key=value"):
         load_config(None, ["lr"])
+    with pytest.raises(ConfigError, match="not valid YAML; quote it"):
+        load_config(None, ["lr=["])
+    with pytest.raises(ConfigError, match="Is a directory"):
+        load_config(tmp_path)
 
 
 def test_every_setting_has_a_default_but_the_model():

@@ -209,6 +209,16 @@ BAD = [
     ({"input_ids": [1, -1]}, "input_ids"),
     ({"input_ids": [5, 99999]}, "token id 99999 is not in the model's vocabulary"),
     ({"input_ids": [1], "sampling_params": {"temprature": 1}}, "temprature not supported"),
+    ([1, 2], "the request body is a list"),
+    ({"input_ids": [1], "stream": True}, "stream: is not supported"),
+    ({"input_ids": [1], "sampling_params": [1]}, "sampling_params: expected an object"),
+    ({"input_ids": [1], "sampling_params": {"n": 4}}, "n not supported"),
+    ({"input_ids": [1], "sampling_params": {"temperature": "1"}}, "temperature='1'"),
+    ({"input_ids": [1], "sampling_params": {"top_k": "5"}}, "top_k='5': expected int"),
+    ({"input_ids": [1], "sampling_params": {"stop": [5]}}, "stop=[5]: expected non-empty strings"),
+    ({"input_ids": [1], "sampling_params": {"sampling_seed": 2**70}}, "sampling_seed="),
+    ({"input_ids": [1], "sampling_params": {"max_new_tokens": 5000}}, "model's context of 4096"),
+    ({"input_ids": [1], "logprob_start_len": "a"}, "logprob_start_len='a'"),
     ({"input_ids": [1], "sampling_params": {"temperature": 0}}, "temperature=0: must be above 0"),
     ({"input_ids": [1], "sampling_params": {"top_p": 0}}, "top_p=0"),
     ({"input_ids": [1], "sampling_params": {"max_new_tokens": -1}}, "max_new_tokens=-1"),
@@ -231,6 +241,43 @@ def test_a_failing_model_fails_its_requests_and_the_engine_goes_on(served, monke
         answer = post(url, good)
     assert answer.status_code == 500 and "MemoryError: full" in answer.json()["error"]["message"]
     assert post(url, good).status_code == 200
+
+
+def test_clients_that_vanish_do_not_stop_the_worker(served):
+    engine, url = served
+    body = {"input_ids": [5, 6], "sampling_params": {"max_new_tokens": 50, "ignore_eos": True}}
+    jobs = [engine.submit(body) for _ in range(3)]
+    for job in jobs[:2]:
+        job.future.cancel()
+        job.aborted = True
+    assert len(jobs[2].future.result(60)["output_ids"]) == 50
+    assert post(url, {"input_ids": [5], "sampling_params": {"max_new_tokens": 1}}).is_success
+
+
+def test_closing_fails_what_is_open_and_refuses_what_comes_after(model, tokenizer):
+    engine = LocalEngine(Decoder(model, eos_ids=frozenset({EOS}), decode_text=tokenizer.decode))
+    body = {"input_ids": [5, 6], "sampling_params": {"max_new_tokens": 3000, "ignore_eos": True}}
+    job = engine.submit(body)
+    with pytest.raises(CampError, match="1 requests are open"):
+        engine.update_weights("1")
+    engine.close()
+    with pytest.raises(CampError, match="closed before it answered"):
+        job.future.result(60)
+    with pytest.raises(CampError, match="the engine is closed"):
+        engine.submit(body)
+
+
+def test_a_model_that_ignores_its_cache_is_refused(model, tokenizer):
+    class Deaf(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.config = model.config
+
+        def forward(self, input_ids, cache=None, **kwargs):
+            return model(input_ids=input_ids, **kwargs)
+
+    with pytest.raises(CampError, match="decoding with a KV cache differs"):
+        Decoder(Deaf(), eos_ids=frozenset({EOS}), decode_text=tokenizer.decode)
 
 
 def test_a_taken_port_is_named(served, model, tokenizer):

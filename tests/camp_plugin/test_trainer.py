@@ -138,6 +138,36 @@ def test_episodes_that_do_not_fill_the_steps_are_refused_not_dropped():
         Trainer(args(), tiny_model("llama")).train(four()[:3], 0)
 
 
+def test_episodes_that_cannot_be_told_apart_or_were_not_finished_are_refused():
+    twice = [*four()[:2], *four()[:2]]
+    with pytest.raises(CampError, match="rollout_id=0: several episodes have it"):
+        Trainer(args(), tiny_model("llama")).train(twice, 0)
+    broken = [*four()[:3], edited_episode(3, VOCAB, rollout_id=3, group_id=1, status="aborted")]
+    with pytest.raises(CampError, match="episode 3: was not finished"):
+        Trainer(args(), tiny_model("llama")).train(broken, 0)
+
+
+def test_another_temperature_than_the_recorded_one_is_refused():
+    hot = [edited_episode(i, VOCAB, rollout_id=i, metadata={"temperature": 0.5}) for i in range(4)]
+    with pytest.raises(CampError, match=r"sampled at temperature 0\.5, rollout_temperature=1\.0"):
+        Trainer(args(), tiny_model("llama")).train(hot, 0)
+
+
+def test_episodes_of_another_vocabulary_are_refused():
+    foreign = [edited_episode(i, 500, rollout_id=i, group_id=i // 2) for i in range(4)]
+    with pytest.raises(CampError, match="not in the model's vocabulary of 61"):
+        Trainer(args(), tiny_model("llama")).train(foreign, 0)
+
+
+@pytest.mark.parametrize("method", ALL)
+def test_the_facades_hook_is_the_one_that_trains(method):
+    import camp_plugin
+    from loss_hooks.method import find_method
+
+    assert getattr(camp_plugin, method) is find_method(method).loss
+    assert find_method("sdcc").before_train_step is camp_plugin.sdcc_before_train_step
+
+
 def test_hooks_of_another_method_are_refused():
     from loss_hooks.host import use_host
     from loss_hooks.packed_mask import loss

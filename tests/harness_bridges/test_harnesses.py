@@ -1,6 +1,7 @@
 """White-box harnesses on a deterministic engine: live edits, asserted and recovered records."""
 
 import asyncio
+import dataclasses
 import hashlib
 
 import numpy as np
@@ -9,6 +10,7 @@ from support.models import STRIPPING_TEMPLATE, TEMPLATE, tiny_tokenizer
 
 from harness_bridges.agentfold import AgentFold
 from harness_bridges.branches import branches, episode_tape, survivors
+from harness_bridges.chat import Message
 from harness_bridges.conversation import Conversation
 from harness_bridges.engine import Generation, RunIds, RunLimits, Step
 from harness_bridges.errors import ConfigError
@@ -166,6 +168,50 @@ def test_sampled_ids_are_spliced_never_tokenised_again():
     assert e.edits == ()
     joined = "".join(f",{i}" for i in e.turns[2].prompt_ids)
     assert joined.count("".join(f",{i}" for i in split)) == 2
+
+
+def test_a_text_that_is_shown_twice_keeps_its_first_identity():
+    class Quoting(SearchR1):
+        """Repeats the first response after each observation."""
+
+        async def run(self, conversation):
+            while await conversation.act():
+                first = conversation.messages[2].parts[0]
+                conversation.messages.append(Message("user", ("You said: ", first)))
+
+    e, _, _ = run(Quoting(Quoting.Config()), steps=5)
+    assert e.edits == () and len(branches(e.turns)) == 1
+    left = survivors(e.turns, episode_tape(e))
+    assert left.turn.size == e.num_sampled, "no token of the first response is lost"
+    assert not left.diverges.any()
+
+
+def test_marks_in_a_text_splice_nothing_and_break_nothing():
+    e, engine, _ = run(SearchR1(SearchR1.Config()), responses=["a \U000f0000 b", "c"], steps=4)
+    assert [t.prompt_ids.tolist() for t in e.turns] == engine.prompts
+
+
+def test_an_aborted_call_ends_the_episode_as_aborted():
+    class Dying(ScriptedEngine):
+        async def generate(self, prompt_ids, **kwargs):
+            found = await super().generate(prompt_ids, **kwargs)
+            return dataclasses.replace(found, finish_reason="abort")
+
+    chat = HFChat(tiny_tokenizer(), frozenset({1}))
+    ids = RunIds(rollout_id=0, group_id=0, session_id="s", task_id="t")
+    conversation = Conversation(Dying(chat, RESPONSES), chat, Echo(5), RunLimits(), ids)
+    asyncio.run(fold_harness().run(conversation))
+    e = conversation.episode()
+    assert e.status == "aborted" and len(e.turns) == 1
+
+
+def test_a_context_that_cannot_work_is_refused_before_any_call():
+    with pytest.raises(ConfigError, match=r"agentfold_threshold .* must be below the context"):
+        run(fold_harness(agentfold_threshold=4090))
+    with pytest.raises(
+        ConfigError, match=r"the opening prompt has .* raise rollout_max_context_len"
+    ):
+        run(SearchR1(SearchR1.Config()), max_context=20)
 
 
 def test_budgets_end_the_episode_as_truncated():

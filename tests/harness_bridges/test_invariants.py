@@ -122,6 +122,20 @@ def test_recorded_arrays_cannot_be_changed():
         t.prompt_ids[0] = 5
 
 
+def test_a_record_shares_nothing_with_its_maker():
+    prompt, log_probs = np.array([1, 2, 3]), np.array([-0.5, -1.0])
+    t = turn(prompt[:2], [5], log_probs[:1])
+    prompt[0], log_probs[0] = 99, np.nan
+    assert t.prompt_ids.tolist() == [1, 2] and t.output_logprobs.tolist() == [-0.5]
+
+
+def test_edits_that_bring_text_and_take_it_away_again_leave_no_hole():
+    a = Edit(**{**EDIT, "position": 3, "removed": (), "inserted": ((1, (3, 5)),)})
+    b = Edit(**{**EDIT, "position": 5, "removed": ((3, 5),)})
+    with pytest.raises(RecordError, match="leave holes in the tape after position 3"):
+        episode([([1, 2], [3]), ([1, 2, 3, 4], [5])], edits=(a, b))
+
+
 def test_errors_survive_pickling():
     for error in (RecordError("a: b"), ConfigError("c")):
         again = pickle.loads(pickle.dumps(error))

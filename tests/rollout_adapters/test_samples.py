@@ -9,7 +9,9 @@ import torch
 from support.episodes import edited_episode, episode
 
 from camp_plugin.local.host import make_reducer
+from harness_bridges.branches import branches
 from harness_bridges.errors import CampError
+from harness_bridges.record import Edit
 from loss_hooks.method import find_method
 from rollout_adapters.samples import (
     Sample,
@@ -18,6 +20,7 @@ from rollout_adapters.samples import (
     post_process_rewards,
 )
 
+HEAD_CUT = Edit(turn=1, position=4, removed=((0, 2),), inserted=(), kind="pop", cause="harness")
 CENTRED = SimpleNamespace(grpo_std_normalization=False)
 SCALED = SimpleNamespace(grpo_std_normalization=True)
 
@@ -54,8 +57,11 @@ def test_case_01_each_call_is_scored_under_its_own_prompt():
 
 
 def test_case_02_k_evictions_give_k_plus_1_rows_and_each_token_once():
+    two = [([1, 2, 3], [4]), ([1, 3, 4], [5]), ([1, 4, 5], [6]), ([1, 4, 5, 6, 7], [8])]
+    assert [mask for _, mask in masks(two)] == [[0, 0, 0, 1], [0, 0, 0, 1], [0, 0, 0, 1, 0, 1]]
     e = edited_episode(0, 97)
     rows = find_method("logit_tree").rows(e)
+    assert len(rows) == len(branches(e.turns)) > 3
     assert sum(int(row.loss_mask.sum()) for row in rows) == e.num_sampled
 
 
@@ -158,6 +164,28 @@ def test_masked_slots_carry_nan_and_never_zero():
     row = find_method("logit_tree").rows(episode([([1], [2]), ([1, 2, 3], [4])]))[0]
     assert row.loss_mask.tolist() == [1, 0, 1]
     assert [math.isnan(x) for x in row.rollout_log_probs] == [False, True, False]
+
+
+def test_a_rewards_dict_is_read_as_slime_reads_it():
+    class Slime:
+        group_index, rollout_id = 0, None
+
+        def __init__(self, value):
+            self.reward = {"acc": value}
+
+        def get_reward_value(self, args):
+            return self.reward[args.reward_key]
+
+    args = SimpleNamespace(grpo_std_normalization=False, reward_key="acc")
+    assert post_process_rewards(args, [Slime(1.0), Slime(0.0)]) == ([1.0, 0.0], [0.5, -0.5])
+
+
+def test_a_sampled_token_at_the_head_of_the_walk_is_no_target():
+    e = episode([([1, 2], [3, 4]), ([3, 4], [5])], edits=(HEAD_CUT,))
+    (row,) = find_method("naive_compressed").rows(e)
+    assert row.tokens.tolist() == [3, 4, 5] and row.loss_mask.tolist() == [1, 1]
+    (row,) = find_method("sdcc").rows(e)
+    assert row.record["leaf_rows"] == [0]
 
 
 def test_the_record_travels_as_json_in_the_carrier():

@@ -1,6 +1,7 @@
 """The search environment: splits, answers that can be found, rewards."""
 
 import re
+from dataclasses import dataclass
 
 import pytest
 
@@ -95,6 +96,16 @@ def test_bad_settings_and_names(environment):
 def test_a_third_party_registers_in_one_line():
     @register_environment("toy_for_test")
     class Toy:
-        pass
+        @dataclass
+        class Config:
+            pass
+
+        def tasks(self, split):
+            return []
+
+        def start(self, task):
+            raise KeyError(task)
 
     assert find_environment("toy_for_test") is Toy
+    with pytest.raises(ConfigError, match="is no environment"):
+        register_environment("half_done")(int)
