@@ -27,6 +27,7 @@ lint: $(VENV)/.dev
 bench: $(VENV)/.local
 	$(BIN)/python benchmarks/methods.py
 	$(BIN)/python benchmarks/sdcc_memory.py
+	$(BIN)/python benchmarks/alignment.py
 
 $(VENV)/.base:
 	$(PYTHON) -m venv $(VENV)

@@ -109,21 +109,24 @@ def _probe(arguments: argparse.Namespace) -> None:
     from rich.console import Console
 
     from camp_plugin.local.host import LocalHost
-    from camp_plugin.local.model import load_model
+    from camp_plugin.local.model import load_model, model_dir
     from camp_plugin.local.run import progress_bar
     from camp_plugin.probe import probe
     from camp_plugin.report import probe_tables
     from harness_bridges.store import read_episodes
+    from rollout_adapters.tokenizer import HFChat
 
     if not arguments.episodes.is_file():
         raise CampError(f"{arguments.episodes}: there is no such file")
     episodes = list(read_episodes(arguments.episodes))
+    chat = HFChat.from_pretrained(model_dir(arguments.model, "--model"))
     host = LocalHost(load_model(arguments.model, "--model"))
     with progress_bar(quiet=arguments.json) as progress:
         bar = progress.add_task("probe", total=len(episodes))
         result = probe(
             episodes,
             host,
+            chat.decode,
             temperature=arguments.temperature,
             progress=lambda: progress.advance(bar),
         )
@@ -132,6 +135,7 @@ def _probe(arguments: argparse.Namespace) -> None:
         return
     for table in probe_tables(result.summary()):
         Console().print(table)
+    print(f"junctions: {result.junctions}, of which re-tokenised text: {result.retokenised}")
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from camp_plugin.local.host import LocalHost
-from harness_bridges.branches import episode_tape
+from harness_bridges.branches import branches, episode_tape, retokenised
 from harness_bridges.errors import CampError
 from harness_bridges.record import Episode, FloatArray
 from loss_hooks.host import stash_records
@@ -33,6 +33,9 @@ class ProbeResult:
     delta_full: list[FloatArray] = field(default_factory=list)
     """log p(tape prefix) - log p(walk prefix), at survivors sampled after the first edit;
     predicted > 0."""
+    junctions: int = 0
+    retokenised: int = 0
+    """Junctions that are no edit: sampled text came back as other tokens."""
 
     def summary(self) -> dict[str, Any]:
         """JSON values; NaN (nothing to measure) becomes None."""
@@ -48,6 +51,8 @@ class ProbeResult:
             "methods": methods,
             "camp/delta_comp": _delta(self.delta_comp),
             "camp/delta_full": _delta(self.delta_full),
+            "junctions": self.junctions,
+            "retokenised": self.retokenised,
         }
 
 
@@ -70,6 +75,7 @@ def _delta(parts: list[FloatArray]) -> dict[str, float | int | None]:
 def probe(
     episodes: Iterable[Episode],
     host: LocalHost,
+    decode: Callable[[Sequence[int]], str],
     *,
     temperature: float | None = None,
     progress: Callable[[], None] = lambda: None,
@@ -79,6 +85,7 @@ def probe(
     Args:
         episodes: recorded episodes.
         host: the model; for a logdiff near zero, the one that sampled them.
+        decode: its tokenizer, token ids to text.
         temperature: of sampling; None takes the one that each episode recorded.
         progress: called once per episode.
 
@@ -96,6 +103,8 @@ def probe(
         if episode.num_sampled == 0:
             raise CampError(f"episode {episode.rollout_id}: has no sampled token to probe")
         _probe_episode(episode, host, float(at), result)
+        result.junctions += len(branches(episode.turns)) - 1
+        result.retokenised += retokenised(episode.turns, decode)
         seen += 1
         progress()
     if not seen:

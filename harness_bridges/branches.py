@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
@@ -78,6 +79,21 @@ def survivors(turns: Sequence[Turn], tape: Tape) -> Survivors:
         agree[index] = common_prefix(last, turns[index].sequence)
     same = (position == live_length) & (position <= agree[turn])
     return Survivors(position, turn, offset, ~same)
+
+
+def retokenised(turns: Sequence[Turn], decode: Callable[[Sequence[int]], str]) -> int:
+    """Junctions at which the text only grew: a client encoded sampled text again, differently.
+
+    Args:
+        turns: in order.
+        decode: token ids to their exact text.
+    """
+    count = 0
+    for previous, turn in pairwise(turns):
+        if not extends(previous, turn):
+            before = decode(previous.sequence.tolist())
+            count += decode(turn.prompt_ids.tolist()).startswith(before)
+    return count
 
 
 def episode_tape(episode: Episode) -> Tape:

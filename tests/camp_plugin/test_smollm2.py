@@ -4,10 +4,11 @@ import pytest
 
 from camp_plugin.local.config import build_config
 from camp_plugin.local.host import LocalHost
-from camp_plugin.local.model import load_model
+from camp_plugin.local.model import load_model, model_dir
 from camp_plugin.local.run import Rollouts, collect, progress_bar
 from camp_plugin.local.trainer import Trainer
 from camp_plugin.probe import probe
+from rollout_adapters.tokenizer import HFChat
 
 SETTINGS = {
     "hf_checkpoint": "smollm2",
@@ -46,8 +47,9 @@ def folded(model, tmp_path_factory):
 def test_exact_methods_sit_at_the_floor_and_naive_ones_do_not(model, folded, tmp_path):
     control = episodes(model, tmp_path / "e.jsonl.zst", camp_harness="search_r1")
     host = LocalHost(model)
-    floor = probe(control, host).summary()["methods"]["logit_tree"]["camp/logdiff_mean"]
-    summary = probe(folded, host).summary()
+    decode = HFChat.from_pretrained(model_dir("smollm2")).decode
+    floor = probe(control, host, decode).summary()["methods"]["logit_tree"]["camp/logdiff_mean"]
+    summary = probe(folded, host, decode).summary()
     found = {name: row["camp/logdiff_mean"] for name, row in summary["methods"].items()}
     for method in ("logit_tree", "packed_mask"):
         assert summary["methods"][method]["camp/logdiff_max"] <= 1e-4
@@ -55,6 +57,7 @@ def test_exact_methods_sit_at_the_floor_and_naive_ones_do_not(model, folded, tmp
     for method in ("naive_compressed", "naive_full"):
         assert found[method] >= 20 * floor
     assert summary["camp/delta_comp"]["n"] > 0
+    assert summary["junctions"] > 0 and summary["retokenised"] == 0
 
 
 def test_the_hooks_see_the_same_drift_as_the_probe(model, folded):

@@ -4,7 +4,7 @@ import numpy as np
 from support.episodes import episode
 
 from harness_bridges.align import align
-from harness_bridges.branches import branches, episode_tape, survivors
+from harness_bridges.branches import branches, episode_tape, retokenised, survivors
 from rollout_adapters.metrics import episode_metrics
 
 
@@ -34,6 +34,10 @@ def test_case_06_retokenised_text_is_a_recorded_junction_and_never_spliced():
     assert edit.removed == ((1, 3),)
     left = survivors(e.turns, episode_tape(e))
     assert left.turn.tolist() == [1], "10 and 11 are scored on their own branch only"
+    text = {1: "q", 10: "a", 11: "b", 12: "ab", 20: "x", 30: "y"}
+    assert retokenised(e.turns, lambda ids: "".join(text[i] for i in ids)) == 1
+    plain = episode([([1], [10, 11]), ([1, 10, 11, 20], [30]), ([1, 20], [30])])
+    assert retokenised(plain.turns, lambda ids: "".join(text[i] for i in ids)) == 0
 
 
 def test_a_short_answer_survives_the_reasoning_before_it():
