@@ -109,8 +109,8 @@ def _probe(arguments: argparse.Namespace) -> None:
     from rich.console import Console
 
     from camp_plugin.local.host import LocalHost
+    from camp_plugin.local.log import progress_bar
     from camp_plugin.local.model import load_model, model_dir
-    from camp_plugin.local.run import progress_bar
     from camp_plugin.probe import probe
     from camp_plugin.report import probe_tables
     from harness_bridges.store import read_episodes

@@ -116,7 +116,7 @@ def _probe_episode(
     episode: Episode, host: LocalHost, temperature: float, result: ProbeResult
 ) -> None:
     scored = {
-        name: _score(episode, find_method(name), host, temperature)
+        name: target_log_probs(episode, find_method(name), host, temperature)
         for name in METHODS
         if name != "sdcc"  # its loss forwards the walk, as naive_compressed does
     }
@@ -135,7 +135,7 @@ def _probe_episode(
 
 
 @torch.no_grad()
-def _score(
+def target_log_probs(
     episode: Episode, method: Method, host: LocalHost, temperature: float
 ) -> tuple[FloatArray, FloatArray]:
     """Log-probs now and at rollout of the method's targets, both `[M]`, in target order."""

@@ -13,14 +13,13 @@ from rich.console import Console
 from rich.progress import Progress
 
 from camp_plugin.local.config import UnusedSettingWarning, build_config
+from camp_plugin.local.log import MetricsLog, progress_bar
 from camp_plugin.local.model import load_model
 from camp_plugin.local.run import (
-    MetricsLog,
     Rollouts,
     check_same_run,
     claim_directory,
     collect,
-    progress_bar,
     set_threads,
 )
 from camp_plugin.local.trainer import Trainer

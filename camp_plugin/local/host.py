@@ -7,117 +7,19 @@ attention: separate rows are a forest of single nodes, a `packed_mask` row bring
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
-from transformers import AttentionInterface, AttentionMaskInterface
 
+from camp_plugin.local.forward import check_tree_attention, hidden_states, pack_rows
 from harness_bridges.errors import CampError
-from harness_bridges.record import IntArray
 from loss_hooks.host import Batch, HookResult, find_record
 from loss_hooks.policy_loss import PolicyLossConfig, Reduce, policy_terms, reduce_policy_terms
-from loss_hooks.prefix_tree import PrefixTree, build_tree
+from loss_hooks.prefix_tree import PrefixTree
 from loss_hooks.token_stats import Leaves, TeacherRows, TokenStats, token_stats
-from loss_hooks.tree_attention import IMPLEMENTATION, TreeLayout, attention_forward, make_layout
-
-AttentionInterface.register(IMPLEMENTATION, attention_forward)
-# The layout replaces the mask; transformers must not build one.
-AttentionMaskInterface.register(IMPLEMENTATION, lambda *args, **kwargs: None)
-
-
-@contextmanager
-def tree_attention_enabled(model: Any) -> Iterator[None]:
-    """Run the model's attention on packed trees until the block ends."""
-    before = model.config._attn_implementation
-    model.set_attn_implementation(IMPLEMENTATION)
-    try:
-        yield
-    finally:
-        model.set_attn_implementation(before)
-
-
-def hidden_states(model: Any, tokens: Tensor, positions: Tensor, layout: TreeLayout) -> Tensor:
-    """Final hidden states of a packed forest.
-
-    Args:
-        model: a transformers causal decoder.
-        tokens, positions: int64 `[T]`.
-        layout: where the nodes lie.
-
-    Returns:
-        `[T, h]`, after the final norm.
-
-    Raises:
-        CampError: a path longer than the model's context.
-    """
-    limit = getattr(model.config, "max_position_embeddings", None)
-    if limit is not None and layout.depth > limit:
-        raise CampError(
-            f"a path of {layout.depth} tokens exceeds max_position_embeddings={limit}; lower "
-            "rollout_max_context_len"
-        )
-    vocab = model.get_input_embeddings().num_embeddings
-    if tokens.numel() and int(tokens.max()) >= vocab:
-        raise CampError(
-            f"token id {int(tokens.max())} is not in the model's vocabulary of {vocab}; these "
-            "episodes were sampled by another model"
-        )
-    with tree_attention_enabled(model):
-        out = model.get_decoder()(
-            input_ids=tokens[None],
-            position_ids=positions[None],
-            use_cache=False,
-            camp_layout=layout,
-        )
-    hidden: Tensor = out.last_hidden_state[0]
-    return hidden
-
-
-@torch.no_grad()
-def check_tree_attention(model: Any) -> None:
-    """Compare a small trie with its two paths run alone.
-
-    Raises:
-        CampError: they differ: the model's attention does not follow the layout.
-    """
-    tree, paths = build_tree([np.array([1, 2, 3]), np.array([1, 4, 5])])
-    tokens, positions = torch.from_numpy(tree.tokens), torch.from_numpy(tree.positions)
-    packed = hidden_states(model, tokens, positions, make_layout(tree.nodes, tree.positions))
-    for path in paths:
-        alone = model.get_decoder()(input_ids=tokens[path][None], use_cache=False)
-        expected = alone.last_hidden_state[0]
-        error = float((packed[path] - expected).abs().max() / expected.abs().max())
-        if not error < 1e-3:
-            raise CampError(
-                f"{model.config.model_type}: tree attention differs from a plain forward by "
-                f"{error:.1e}; this model's layers are not plain dense attention"
-            )
-
-
-def row_structure(tokens: Tensor) -> tuple[IntArray, IntArray]:
-    """A row's positions `[L]` and nodes `[N, 3]`: its record's trie, or one chain."""
-    record = find_record(tokens)
-    if record is not None and "parents" in record and "targets" in record:
-        positions = np.asarray(record["positions"], dtype=np.int64)
-        return positions, np.asarray(record["nodes"], dtype=np.int64)
-    size = tokens.numel()
-    return np.arange(size), np.array([[0, size, size]], dtype=np.int64)
-
-
-def pack_rows(rows: Sequence[Tensor]) -> tuple[Tensor, Tensor, TreeLayout]:
-    """One forest of all rows: tokens `[T]`, positions `[T]` and the layout."""
-    positions, nodes, start = [], [], 0
-    for row in rows:
-        row_positions, row_nodes = row_structure(row)
-        positions.append(row_positions)
-        nodes.append(row_nodes + start)
-        start += row.numel()
-    flat = np.concatenate(positions)
-    return torch.cat(list(rows)), torch.from_numpy(flat), make_layout(np.concatenate(nodes), flat)
+from loss_hooks.tree_attention import make_layout
 
 
 def _predictors(tokens: Tensor) -> Tensor:

@@ -4,25 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import json
-import math
-import os
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from functools import partial
+from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import torch
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import Progress
 
 from camp_plugin.local.checkpoint import latest_checkpoint, load_checkpoint, save_checkpoint
 from camp_plugin.local.config import component_config
 from camp_plugin.local.decoder import Decoder
 from camp_plugin.local.engine import LocalEngine, serve
+from camp_plugin.local.log import MetricsLog, progress_bar, replace_file
 from camp_plugin.local.model import load_model, model_dir
 from camp_plugin.local.trainer import Trainer
 from harness_bridges.errors import ConfigError
@@ -34,15 +30,6 @@ from rollout_adapters.metrics import episode_metrics
 from rollout_adapters.rollout import Job, limits_from_args, plan_jobs, run_episodes
 from rollout_adapters.sglang import SGLangClient
 from rollout_adapters.tokenizer import HFChat
-
-
-@contextmanager
-def progress_bar(*, quiet: bool = False) -> Iterator[Progress]:
-    """The one look of all progress bars, on standard error."""
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
-    console = Console(stderr=True)
-    with Progress(*columns, TimeElapsedColumn(), console=console, disable=quiet) as progress:
-        yield progress
 
 
 def set_threads(args: SimpleNamespace) -> None:
@@ -113,43 +100,6 @@ def _stored(store: Path, jobs: Sequence[Job]) -> dict[int, Episode]:
     return {e.rollout_id: e for e in read_episodes(store) if e.rollout_id in wanted}
 
 
-class MetricsLog:
-    """`metrics.jsonl` and TensorBoard scalars; NaN becomes null in the file."""
-
-    def __init__(self, directory: Path, first_step: int = 0) -> None:
-        from torch.utils.tensorboard import SummaryWriter
-
-        directory.mkdir(parents=True, exist_ok=True)
-        self._path = directory / "metrics.jsonl"
-        self._directory = directory / "tensorboard"
-        self._writers: dict[str, Any] = {}
-        self._make_writer: Callable[[str], Any] = partial(SummaryWriter, purge_step=first_step)
-        self._drop_from(first_step)
-
-    def _drop_from(self, step: int) -> None:
-        """Forget steps that a resumed run is about to take again."""
-        if self._path.exists():
-            lines = self._path.read_text().splitlines(keepends=True)
-            kept = [x for x in lines if x.endswith("\n") and json.loads(x)["step"] < step]
-            _replace_file(self._path, "".join(kept))
-
-    def write(self, run: str, step: int, row: Mapping[str, Any]) -> None:
-        """One row; `run` is the TensorBoard run it belongs to."""
-        clean = {k: None if isinstance(v, float) and math.isnan(v) else v for k, v in row.items()}
-        with self._path.open("a") as file:
-            file.write(json.dumps({"step": step, **clean}) + "\n")
-        if run not in self._writers:
-            self._writers[run] = self._make_writer(str(self._directory / run))
-        for name, value in clean.items():
-            if isinstance(value, int | float):
-                self._writers[run].add_scalar(name, value, step)
-        self._writers[run].flush()
-
-    def close(self) -> None:
-        for writer in self._writers.values():
-            writer.close()
-
-
 def train(args: SimpleNamespace) -> Path:
     """Run the whole training loop; returns the run's directory.
 
@@ -213,14 +163,7 @@ def claim_directory(directory: Path, args: SimpleNamespace) -> None:
     """Write the configuration that the directory belongs to from now on."""
     directory.mkdir(parents=True, exist_ok=True)
     settings = json.dumps(dict(sorted(vars(args).items())), indent=1)
-    _replace_file(directory / "config.json", settings)
-
-
-def _replace_file(path: Path, text: str) -> None:
-    """Write a file whole or not at all."""
-    scratch = path.with_suffix(".tmp")
-    scratch.write_text(text)
-    os.replace(scratch, path)
+    replace_file(directory / "config.json", settings)
 
 
 def _resume(directory: Path, args: SimpleNamespace, trainer: Trainer) -> int:

@@ -4,8 +4,9 @@ import pytest
 
 from camp_plugin.local.config import build_config
 from camp_plugin.local.host import LocalHost
+from camp_plugin.local.log import progress_bar
 from camp_plugin.local.model import load_model, model_dir
-from camp_plugin.local.run import Rollouts, collect, progress_bar
+from camp_plugin.local.run import Rollouts, collect
 from camp_plugin.local.trainer import Trainer
 from camp_plugin.probe import probe
 from rollout_adapters.tokenizer import HFChat

@@ -74,14 +74,14 @@ def test_several_steps_use_the_policy_before_the_first_as_old_policy(method):
 @pytest.mark.parametrize("method", ("logit_tree", "packed_mask"))
 def test_drift_is_zero_if_the_record_has_the_models_own_log_probs(method):
     from camp_plugin.local.host import LocalHost
-    from camp_plugin.probe import _score
+    from camp_plugin.probe import target_log_probs
     from loss_hooks.method import find_method
 
     model = tiny_model("llama")
     raw = four()
     exact = []
     for e in raw:
-        log_probs = _score(e, find_method("logit_tree"), LocalHost(model), 1.0)[0]
+        log_probs = target_log_probs(e, find_method("logit_tree"), LocalHost(model), 1.0)[0]
         parts = np.split(log_probs, np.cumsum([t.output_ids.size for t in e.turns])[:-1])
         turns = [turn(t.prompt_ids, t.output_ids, lp) for t, lp in zip(e.turns, parts, strict=True)]
         ids = {"rollout_id": e.rollout_id, "group_id": e.group_id, "reward": e.reward}

@@ -5,7 +5,8 @@ import pytest
 import torch
 import transformers
 
-from camp_plugin.local.host import LocalHost, hidden_states
+from camp_plugin.local.forward import hidden_states
+from camp_plugin.local.host import LocalHost
 from harness_bridges.errors import CampError
 from loss_hooks.prefix_tree import build_tree
 from loss_hooks.tree_attention import make_layout

@@ -135,9 +135,9 @@ def test_log_probs_equal_the_oracle_and_each_token_is_one_target(kind, method, t
 def scored_targets(model, method, e):
     """The method's log-probs of its targets, in the order in which they were sampled."""
     from camp_plugin.local.host import LocalHost
-    from camp_plugin.probe import _score
+    from camp_plugin.probe import target_log_probs
 
-    return _score(e, find_method(method), LocalHost(model), 1.0)[0]
+    return target_log_probs(e, find_method(method), LocalHost(model), 1.0)[0]
 
 
 def test_the_fixture_has_what_it_promises():
