@@ -109,7 +109,7 @@ def _probe(arguments: argparse.Namespace) -> None:
     from rich.console import Console
 
     from camp_plugin.local.host import LocalHost
-    from camp_plugin.local.log import progress_bar
+    from camp_plugin.local.log import progress_bar, start_bar
     from camp_plugin.local.model import load_model, model_dir
     from camp_plugin.probe import probe
     from camp_plugin.report import probe_tables
@@ -122,7 +122,7 @@ def _probe(arguments: argparse.Namespace) -> None:
     chat = HFChat.from_pretrained(model_dir(arguments.model, "--model"))
     host = LocalHost(load_model(arguments.model, "--model"))
     with progress_bar(quiet=arguments.json) as progress:
-        bar = progress.add_task("probe", total=len(episodes))
+        bar = start_bar(progress, "probe", len(episodes))
         result = probe(
             episodes,
             host,

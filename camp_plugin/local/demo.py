@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.progress import Progress
 
 from camp_plugin.local.config import UnusedSettingWarning, build_config
-from camp_plugin.local.log import MetricsLog, progress_bar
+from camp_plugin.local.log import MetricsLog, progress_bar, start_bar
 from camp_plugin.local.model import load_model
 from camp_plugin.local.run import (
     Rollouts,
@@ -111,7 +111,7 @@ def _train_cell(
     progress: Progress,
 ) -> dict[str, Any]:
     trainer = Trainer(args, model, load_model(args.hf_checkpoint) if args.use_kl_loss else None)
-    bar = progress.add_task(f"train {name}", total=None)
+    bar = start_bar(progress, f"train {name}")
     size = args.rollout_batch_size * args.n_samples_per_prompt
     about = {"method": name, "harness": args.camp_harness, **episode_metrics(episodes)}
     steps: list[dict[str, float]] = []

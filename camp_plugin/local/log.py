@@ -12,7 +12,14 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TaskID,
+    TextColumn,
+    TimeElapsedColumn,
+)
 
 
 @contextmanager
@@ -22,6 +29,13 @@ def progress_bar(*, quiet: bool = False) -> Iterator[Progress]:
     console = Console(stderr=True)
     with Progress(*columns, TimeElapsedColumn(), console=console, disable=quiet) as progress:
         yield progress
+
+
+def start_bar(progress: Progress, label: str, total: float | None = None) -> TaskID:
+    """A new bar; where there is no terminal to draw it on, a line that says what begins."""
+    if not progress.console.is_terminal and not progress.disable:
+        progress.console.print(f"{label} ...")
+    return progress.add_task(label, total=total)
 
 
 def replace_file(path: Path, text: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import shutil
+import sys
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -58,6 +59,7 @@ def _smollm2_dir() -> Path:
     cache = Path(os.environ.get("CAMP_CACHE", Path.home() / ".cache" / "camp_plugin"))
     target = cache / "SmolLM2-135M-Instruct"
     if not (target / "config.json").is_file():
+        print(f"converting {SMOLLM2} into {target}, once ...", file=sys.stderr, flush=True)
         cache.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=cache) as scratch:
             _convert_smollm2(Path(scratch))

@@ -18,7 +18,7 @@ from camp_plugin.local.checkpoint import latest_checkpoint, load_checkpoint, sav
 from camp_plugin.local.config import component_config
 from camp_plugin.local.decoder import Decoder
 from camp_plugin.local.engine import LocalEngine, serve
-from camp_plugin.local.log import MetricsLog, progress_bar, replace_file
+from camp_plugin.local.log import MetricsLog, progress_bar, replace_file, start_bar
 from camp_plugin.local.model import load_model, model_dir
 from camp_plugin.local.trainer import Trainer
 from harness_bridges.errors import ConfigError
@@ -62,7 +62,7 @@ class Rollouts:
 
     def run(self, jobs: Sequence[Job], store: Path, progress: Progress, label: str) -> None:
         """Run the episodes and append each to the store as soon as it is finished."""
-        bar = progress.add_task(label, total=len(jobs))
+        bar = start_bar(progress, label, len(jobs))
         with serve(self.engine) as url:
             asyncio.run(self._run(jobs, url, store, lambda: progress.advance(bar)))
 
@@ -231,7 +231,7 @@ def train_and_log(
 ) -> dict[str, Any]:
     """Train on one rollout step, log every optimizer step, return the last row."""
     name = trainer.args.camp_method
-    bar = progress.add_task(f"train {name}", total=None)
+    bar = start_bar(progress, f"train {name}")
     row: dict[str, Any] = {}
     before = trainer.updates
     rows = trainer.train(episodes, step, lambda tokens: progress.advance(bar, tokens))
