@@ -28,9 +28,11 @@ def rows(episode: Episode) -> list[Row]:
     old = rollout_log_probs(episode, targets)
     record = {
         "method": NAME,
-        "positions": tree.positions.tolist(),
-        "parents": tree.parents.tolist(),
-        "nodes": tree.nodes.tolist(),
+        "tree": {
+            "positions": tree.positions.tolist(),
+            "parents": tree.parents.tolist(),
+            "nodes": tree.nodes.tolist(),
+        },
         "targets": targets.index.tolist(),
         "rollout_log_probs": old.tolist(),
     }

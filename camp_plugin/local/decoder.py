@@ -62,9 +62,11 @@ class PrefixCache:
         self._entries: OrderedDict[bytes, tuple[IntArray, KV]] = OrderedDict()
 
     def clear(self) -> None:
+        """Drop everything."""
         self._entries.clear()
 
     def put(self, ids: IntArray, kv: KV) -> None:
+        """Keep a sequence's KV; the least recently used ones make room."""
         self._entries[ids.tobytes()] = (ids, kv)
         self._entries.move_to_end(ids.tobytes())
         while sum(entry[0].size for entry in self._entries.values()) > self.max_tokens:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -91,12 +91,27 @@ def check_tree_attention(model: Any) -> None:
             )
 
 
+def _packed_tree(tokens: Tensor) -> Mapping[str, Any] | None:
+    """The trie that a row is, by its record; None for a plain sequence."""
+    record = find_record(tokens)
+    tree: Mapping[str, Any] | None = None if record is None else record.get("tree")
+    return tree
+
+
+def predictors(tokens: Tensor) -> Tensor:
+    """int64 `[L]`: for each token of a row, the row of logits that predicts it, -1 for none."""
+    tree = _packed_tree(tokens)
+    if tree is not None:
+        return torch.tensor(tree["parents"], dtype=torch.int64)
+    return torch.arange(-1, tokens.numel() - 1)
+
+
 def row_structure(tokens: Tensor) -> tuple[IntArray, IntArray]:
     """A row's positions `[L]` and nodes `[N, 3]`: its record's trie, or one chain."""
-    record = find_record(tokens)
-    if record is not None and "parents" in record and "targets" in record:
-        positions = np.asarray(record["positions"], dtype=np.int64)
-        return positions, np.asarray(record["nodes"], dtype=np.int64)
+    tree = _packed_tree(tokens)
+    if tree is not None:
+        positions = np.asarray(tree["positions"], dtype=np.int64)
+        return positions, np.asarray(tree["nodes"], dtype=np.int64)
     size = tokens.numel()
     return np.arange(size), np.array([[0, size, size]], dtype=np.int64)
 

@@ -13,21 +13,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from camp_plugin.local.forward import check_tree_attention, hidden_states, pack_rows
+from camp_plugin.local.forward import check_tree_attention, hidden_states, pack_rows, predictors
 from harness_bridges.errors import CampError
-from loss_hooks.host import Batch, HookResult, find_record
+from loss_hooks.host import Batch, HookResult
 from loss_hooks.policy_loss import PolicyLossConfig, Reduce, policy_terms, reduce_policy_terms
 from loss_hooks.prefix_tree import PrefixTree
 from loss_hooks.token_stats import Leaves, TeacherRows, TokenStats, token_stats
 from loss_hooks.tree_attention import make_layout
-
-
-def _predictors(tokens: Tensor) -> Tensor:
-    """int64 `[L]`: for each token of a row, the row of logits that predicts it."""
-    record = find_record(tokens)
-    if record is not None and "parents" in record and "targets" in record:
-        return torch.tensor(record["parents"], dtype=torch.int64)
-    return torch.arange(-1, tokens.numel() - 1)
 
 
 def make_reducer(batch: Batch) -> Reduce:
@@ -54,6 +46,7 @@ class Drift:
         self.reset()
 
     def reset(self) -> None:
+        """Forget what was measured."""
         self._sum, self._max, self._count = 0.0, 0.0, 0
 
     def add(self, log_probs: Tensor, batch: Batch) -> None:
@@ -71,6 +64,7 @@ class Drift:
         self._count += drift.numel()
 
     def metrics(self) -> dict[str, float]:
+        """`camp/logdiff_mean` and `camp/logdiff_max` in nats; NaN if nothing was measured."""
         mean = self._sum / self._count if self._count else math.nan
         return {
             "camp/logdiff_mean": mean,
@@ -101,6 +95,7 @@ class LocalHost:
         return logits[None]
 
     def row_offsets(self, batch: Batch) -> list[int]:
+        """Where each row starts in the packed logits."""
         lengths = [tokens.numel() for tokens in batch["unconcat_tokens"]]
         return [sum(lengths[:i]) for i in range(len(lengths))]
 
@@ -113,7 +108,7 @@ class LocalHost:
             self.row_offsets(batch),
             strict=True,
         ):
-            rows.append(_predictors(tokens)[-size:] + start)
+            rows.append(predictors(tokens)[-size:] + start)
             targets.append(tokens[-size:])
         return torch.cat(rows), torch.cat(targets)
 
@@ -126,6 +121,7 @@ class LocalHost:
     def policy_loss(
         self, args: Any, batch: Batch, logits: Tensor, reduce: Reduce, leaves: Leaves | None
     ) -> tuple[Tensor, dict[str, Tensor], Tensor]:
+        """The policy loss of all rows, its metrics, and the KL `[D]` of the leaves."""
         rows, targets = self.response_index(batch)
         stats = token_stats(
             logits[0], rows, targets, leaves=leaves, temperature=args.rollout_temperature
@@ -179,6 +175,7 @@ class LocalHost:
 
     @torch.no_grad()
     def teacher_rows(self, model: Any, tree: PrefixTree, rows: Tensor) -> TeacherRows:
+        """Hidden states of a packed trie at `rows`, with the weights as they are now."""
         head = model.get_output_embeddings()
         layout = make_layout(tree.nodes, tree.positions)
         tokens, positions = torch.from_numpy(tree.tokens), torch.from_numpy(tree.positions)

@@ -78,5 +78,6 @@ class MetricsLog:
         self._writers[run].flush()
 
     def close(self) -> None:
+        """Flush and close the TensorBoard writers."""
         for writer in self._writers.values():
             writer.close()

@@ -33,6 +33,7 @@ from rollout_adapters.tokenizer import HFChat
 
 
 def set_threads(args: SimpleNamespace) -> None:
+    """Apply `cpu_threads`."""
     if args.cpu_threads is not None:
         torch.set_num_threads(args.cpu_threads)
 
@@ -57,6 +58,7 @@ class Rollouts:
         self.engine = LocalEngine(decoder, seed=args.seed)
 
     def jobs(self, step: int) -> list[Job]:
+        """The episodes of a rollout step."""
         tasks = self.environment.tasks("train")
         return plan_jobs(tasks, step, self.args.rollout_batch_size, self.args.n_samples_per_prompt)
 

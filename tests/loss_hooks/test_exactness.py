@@ -147,7 +147,7 @@ def test_the_fixture_has_what_it_promises():
         left = survivors(e.turns, episode_tape(e))
         assert left.diverges.any() and not left.diverges.all()
         (row,) = find_method("packed_mask").rows(e)
-        nodes, targets = row.record["nodes"], row.record["targets"]
+        nodes, targets = row.record["tree"]["nodes"], row.record["targets"]
         starts |= {start % 64 for start, _, _ in nodes}
         assert len(set(targets)) < len(targets), "a token sampled twice on one path"
         depth = max(sum(a <= s and s < c for a, _, c in nodes) for s, _, _ in nodes)
@@ -170,7 +170,7 @@ def test_case_08_survivors_after_an_interior_eviction_are_copied():
     e = episode([([1, 2, 3, 4], [5]), ([1, 2, 5], [8])])
     (row,) = find_method("packed_mask").rows(e)
     assert row.tokens.tolist() == [1, 2, 3, 4, 5, 5, 8]
-    assert row.record["positions"] == [0, 1, 2, 3, 4, 2, 3]
+    assert row.record["tree"]["positions"] == [0, 1, 2, 3, 4, 2, 3]
     weights = {name: p.detach() for name, p in model.named_parameters()}
     expected = torch.cat([turn_log_probs(weights, model.config, t) for t in e.turns]).numpy()
     np.testing.assert_allclose(scored_targets(model, "packed_mask", e), expected, atol=1e-9)
