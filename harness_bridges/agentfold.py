@@ -13,6 +13,8 @@ INSTRUCTION = (
     "Your context is nearly full. Write a short summary of what you have found so far and what "
     "is still missing. Earlier steps will be removed; only the summary stays."
 )
+EMPTY = "Your last summary was empty; nothing was removed."
+LONGER = "Your last summary was not shorter than the steps it replaces; nothing was removed."
 HEADING = "Summary of the earlier steps:\n"
 
 
@@ -22,7 +24,10 @@ class AgentFold:
 
     When the rendered prompt exceeds the threshold, the policy is asked for a summary of the
     steps so far. The summary is sampled (it is on-policy and gets gradient), takes the place of
-    all exchanges but the last `agentfold_keep`, and the folded ones leave the live view.
+    all exchanges but the last `agentfold_keep`, and the folded ones leave the live view. A later
+    fold also folds the earlier summary. A summary that is empty, or not shorter than what it
+    replaces, is the policy's own bad action: it costs a turn, nothing is folded, and the next
+    request says why.
     """
 
     @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,25 +59,41 @@ class AgentFold:
                 f"context of {conversation.limits.max_context} tokens, or no fold can happen"
             )
         head = len(conversation.messages)
-        for _ in range(conversation.limits.max_turns):
-            await self._maybe_fold(conversation, head)
-            if not await conversation.act():
-                return
+        problem = await self._maybe_fold(conversation, head, "")
+        while await conversation.act():
+            problem = await self._maybe_fold(conversation, head, problem)
 
-    async def _maybe_fold(self, conversation: Conversation, head: int) -> None:
+    async def _maybe_fold(self, conversation: Conversation, head: int, problem: str) -> str:
+        """Fold if it is time to; returns what was wrong with the summary, or nothing.
+
+        Args:
+            conversation: the episode.
+            head: messages of the opening, never folded.
+            problem: of the last summary, if it could not be used: the policy is told.
+        """
         messages = conversation.messages
         tail = len(messages) - 2 * self.config.agentfold_keep
         if tail <= head or conversation.prompt_length() <= self.config.agentfold_threshold:
-            return
+            return problem
         if tail == head + 1 and len(messages[head].parts) == 2:
-            return  # only the last summary is left to fold: folding it again frees nothing
+            return problem  # only the last summary is left: folding it again frees nothing
+        request = Message("user", (" ".join(filter(None, (problem, INSTRUCTION))),))
         summary = await conversation.sample(
-            Message("user", (INSTRUCTION,)),
-            stop=(),
-            max_new_tokens=self.config.agentfold_summary_tokens,
+            request, stop=(), max_new_tokens=self.config.agentfold_summary_tokens
         )
         if summary is None:
-            return
-        folded = Message("user", (HEADING, summary))
-        conversation.messages = [*messages[:head], folded, *messages[tail:]]
+            return problem
+        folded = [*messages[:head], Message("user", (HEADING, summary)), *messages[tail:]]
+        if not summary.text.strip():
+            return self._refused(conversation, EMPTY)
+        if conversation.prompt_length(folded) >= conversation.prompt_length():
+            return self._refused(conversation, LONGER)
+        conversation.messages = folded
         conversation.declare_edit("fold", "length")
+        return ""
+
+    def _refused(self, conversation: Conversation, problem: str) -> str:
+        """A summary that cannot be used is a bad action: it costs a turn and changes nothing."""
+        conversation.turns_left -= 1
+        conversation.declare_edit("strip", "harness")
+        return problem

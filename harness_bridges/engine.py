@@ -69,7 +69,11 @@ class Step:
 
 
 class Session(Protocol):
-    """One episode of one task. Native errors are observations, never exceptions."""
+    """One episode of one task. Native errors are observations, never exceptions.
+
+    A session may also have `final`: those of its stop strings that close the episode (an answer,
+    a submission). A harness that does something before the last response looks for them.
+    """
 
     @property
     def opening(self) -> Sequence[tuple[str, str]]:
@@ -87,6 +91,47 @@ class Session(Protocol):
 
     def close(self) -> None:
         """Release what the episode held."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShellResult:
+    """What a command did, as far as its limits let it."""
+
+    output: str
+    """Standard output and error as they came, undecodable bytes replaced, cut at the limit."""
+    exit_code: int
+    """124: stopped at the time limit; 137: killed."""
+    limit: str = ""
+    """The limit that stopped it (`seconds`, `output bytes`, ...); empty: it ended by itself."""
+
+
+@dataclass(frozen=True, slots=True)
+class FileState:
+    """One path of a workspace, looked at without following a symbolic link."""
+
+    kind: str
+    """`file`, `missing`, or what else it is."""
+    content: bytes = b""
+    """Of a file: its first bytes, one more than was asked for if there are more."""
+    changed: str = ""
+    """Of a file: differs after every write to it."""
+
+
+class Shell(Protocol):
+    """A private workspace with a command line, walled off from the host and other episodes."""
+
+    async def run(self, command: str) -> ShellResult:
+        """Run a command with bash in the workspace. Whatever it does, this returns in bounded
+        time with bounded output, and none of its processes is left."""
+        ...
+
+    async def look(self, path: str, limit: int) -> FileState:
+        """The state of a path relative to the workspace and up to `limit` bytes of it."""
+        ...
+
+    async def close(self) -> None:
+        """Remove the workspace."""
         ...
 
 

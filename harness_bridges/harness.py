@@ -30,7 +30,15 @@ def _is_harness(item: Any) -> bool:
 HARNESSES = Registry(
     "harness",
     "camp_plugin.harnesses",
-    ("harness_bridges.search_r1", "harness_bridges.agentfold"),
+    (
+        "harness_bridges.search_r1",
+        "harness_bridges.tc_rag",
+        "harness_bridges.agentfold",
+        "harness_bridges.memexrl",
+        "harness_bridges.file_memory",
+        "harness_bridges.memory_tools",
+        "harness_bridges.compaction",
+    ),
     _is_harness,
 )
 H = TypeVar("H", bound=type)

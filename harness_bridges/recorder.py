@@ -6,8 +6,9 @@ alignment: sampled pieces are matched by their turn, template text around them b
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -15,9 +16,15 @@ import numpy.typing as npt
 from harness_bridges.align import Match, align, common_prefix
 from harness_bridges.chat import Piece, prompt_ids
 from harness_bridges.engine import Generation, RunIds
-from harness_bridges.record import Edit, Episode, Turn
-from harness_bridges.recover import DEFAULT_MIN_RUN, edit_between, lay_view, match_blocks
-from harness_bridges.spans import View
+from harness_bridges.record import Edit, Episode, IntArray, Turn
+from harness_bridges.recover import (
+    DEFAULT_MIN_RUN,
+    DeadSpans,
+    edit_between,
+    lay_view,
+    match_blocks,
+)
+from harness_bridges.spans import View, span_positions, spans_of
 
 
 class Recorder:
@@ -29,27 +36,29 @@ class Recorder:
         self._pieces: list[Piece] = []
         self._view: View = np.empty((0, 2), dtype=np.int64)
         self._length = 0
+        self._tape: list[IntArray] = []
+        self._outputs: list[int] = []
+        self._dead = DeadSpans()
 
-    def add(
-        self, pieces: Sequence[Piece], generation: Generation, kind: str = "", cause: str = ""
-    ) -> None:
+    def add(self, pieces: Sequence[Piece], generation: Generation, kind: str, cause: str) -> None:
         """Record one model call.
 
         Args:
             pieces: the prompt that was sent.
             generation: what came back.
-            kind: of the edit that the bridge made since the last call. If it made none and the
-                prompt does not extend the last one, the chat template re-rendered it: that is
-                recorded as a `strip` by the `chat_template`.
+            kind: of the edit since the last call, if the prompt does not extend it.
             cause: likewise.
         """
         prompt = prompt_ids(pieces)
         matches = _matches(self._pieces, pieces)
-        view = lay_view(prompt.size, match_blocks(self._view, matches), self._length)
+        blocks = match_blocks(self._view, matches)
+        if kind == "retrieve":
+            blocks += self._revived(pieces, matches)
+        view = lay_view(prompt.size, blocks, self._length)
         edit = edit_between(self._view, matches, view, len(self.turns), self._length)
         if edit is not None and self.turns:
-            label = (kind, cause) if kind else ("strip", "chat_template")
-            self.edits.append(replace(edit, kind=label[0], cause=label[1]))
+            self.edits.append(replace(edit, kind=kind, cause=cause))
+            self._bury(edit)
         turn = Turn(
             prompt_ids=prompt,
             output_ids=generation.output_ids,
@@ -57,14 +66,38 @@ class Recorder:
             finish_reason=generation.finish_reason,
             weight_version=generation.weight_version,
         )
-        fresh = prompt.size - sum(match.length for match in matches)
-        start = self._length + fresh
+        fresh = span_positions(view) >= self._length
+        start = self._length + int(fresh.sum())
         self._length = start + turn.output_ids.size
+        self._tape += [prompt[fresh], turn.output_ids]
+        self._outputs.append(start)
         self._view = np.concatenate([view, [[start, self._length]]])
         self._pieces = [*pieces, Piece(turn.output_ids, len(self.turns))]
         self.turns.append(turn)
 
-    def episode(self, ids: RunIds, *, turn_rewards: tuple[float, ...], status: str) -> Episode:
+    def _bury(self, edit: Edit) -> None:
+        tape = np.concatenate(self._tape)
+        for start, stop in edit.removed:
+            self._dead.bury(tape[start:stop], start)
+
+    def _revived(self, pieces: Sequence[Piece], matches: Sequence[Match]) -> list[tuple[int, View]]:
+        """Evicted text that is back: sampled pieces by their turn, the rest by its tokens."""
+        finder = _Revival(prompt_ids(pieces), np.concatenate(self._tape), self._view, matches)
+        at = 0
+        for piece in pieces:
+            if piece.turn >= 0:
+                finder.take(at, self._outputs[piece.turn] + piece.offset, piece.ids.size)
+            at += piece.ids.size
+        return finder.rest(self._dead)
+
+    def episode(
+        self,
+        ids: RunIds,
+        *,
+        turn_rewards: tuple[float, ...],
+        status: str,
+        metadata: Mapping[str, Any],
+    ) -> Episode:
         """The finished record, its edits checked against its turns; the rewards add up."""
         return Episode(
             turns=tuple(self.turns),
@@ -76,7 +109,7 @@ class Recorder:
             reward=sum(turn_rewards),
             turn_rewards=turn_rewards,
             status=status,
-            metadata=ids.metadata,
+            metadata={**ids.metadata, **metadata},
         )
 
 
@@ -160,6 +193,51 @@ class _Grower:
         grown = Match(new, old, match.length + match.new - new)
         self._take(grown)
         return grown
+
+
+class _Revival:
+    """Lays tape spans that are not in the view on the unmatched parts of a prompt."""
+
+    def __init__(
+        self, prompt: IntArray, tape: IntArray, view: View, matches: Sequence[Match]
+    ) -> None:
+        self.prompt, self.tape = prompt, tape
+        self.free = np.ones(prompt.size, dtype=np.bool_)
+        for match in matches:
+            self.free[match.new : match.new + match.length] = False
+        self.live = np.zeros(tape.size, dtype=np.bool_)
+        self.live[span_positions(view)] = True
+        self.blocks: list[tuple[int, View]] = []
+
+    def take(self, new: int, old: int, length: int) -> None:
+        """Lay `tape[old:old+length]` at `new` if both are free, with equal text around it."""
+        if self.live[old : old + length].any() or not self.free[new : new + length].all():
+            return
+        left = self._run(new, old, -1)
+        right = self._run(new + length - 1, old + length - 1, 1)
+        start, stop = old - left, old + length + right
+        self.live[start:stop] = True
+        self.free[new - left : new + length + right] = False
+        self.blocks.append((new - left, np.array([[start, stop]], dtype=np.int64)))
+
+    def _run(self, new: int, old: int, step: int) -> int:
+        count = 0
+        while True:
+            new, old = new + step, old + step
+            inside = 0 <= new < self.prompt.size and 0 <= old < self.tape.size
+            if not inside or not self.free[new] or self.live[old]:
+                return count
+            if self.prompt[new] != self.tape[old]:
+                return count
+            count += 1
+
+    def rest(self, dead: DeadSpans) -> list[tuple[int, View]]:
+        """All blocks, those that only their tokens tell included."""
+        for start, stop in spans_of(np.flatnonzero(self.free)).tolist():
+            for match in dead.find(self.prompt[start:stop], self.tape, self.live):
+                span = np.array([[match.old, match.old + match.length]], dtype=np.int64)
+                self.blocks.append((start + match.new, span))
+        return self.blocks
 
 
 def _template(pieces: Sequence[Piece]) -> npt.NDArray[np.bool_]:

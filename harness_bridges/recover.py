@@ -49,10 +49,10 @@ def build_tape(
     return _recover(turns, min_run) if edits is None else replay(turns, tuple(edits))
 
 
-class _DeadSpans:
+class DeadSpans:
     """Blocks of tokens that left the view, so that a retrieve can find them again."""
 
-    def __init__(self, width: int) -> None:
+    def __init__(self, width: int = DEFAULT_MIN_RUN) -> None:
         self.width = width
         self.blocks: dict[bytes, int] = {}
 
@@ -90,7 +90,7 @@ class _DeadSpans:
 def _recover(turns: Sequence[Turn], min_run: int) -> Tape:
     builder = TapeBuilder(turns)
     edits: list[Edit] = []
-    dead = _DeadSpans(min_run)
+    dead = DeadSpans(min_run)
     previous = np.empty(0, dtype=np.int64)
     for index, turn in enumerate(turns):
         matches = align(previous, turn.prompt_ids, min_run=min_run)
@@ -109,7 +109,7 @@ def _recover(turns: Sequence[Turn], min_run: int) -> Tape:
 
 
 def _retrieved(
-    builder: TapeBuilder, turn: Turn, matches: list[Match], dead: _DeadSpans
+    builder: TapeBuilder, turn: Turn, matches: list[Match], dead: DeadSpans
 ) -> list[tuple[int, View]]:
     """Old spans that came back between live ones.
 

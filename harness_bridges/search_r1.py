@@ -20,6 +20,5 @@ class SearchR1:
         self.config = config
 
     async def run(self, conversation: Conversation) -> None:
-        for _ in range(conversation.limits.max_turns):
-            if not await conversation.act():
-                return
+        while await conversation.act():
+            pass

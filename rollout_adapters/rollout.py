@@ -91,7 +91,7 @@ async def run_episode(
             "finished episodes are stored, the same command goes on with the others"
         ) from error
     finally:
-        session.close()
+        await conversation.close()
     return conversation.episode()
 
 

@@ -139,6 +139,7 @@ class SearchSession:
         self.answer = answer
         self.opening = (("system", SYSTEM), *EXAMPLE, ("user", f"Question: {question}"))
         self.stop = STOP
+        self.final = ("</answer>",)
 
     def step(self, response: str) -> Step:
         action = _ACTION.search(response)

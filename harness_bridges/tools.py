@@ -1,0 +1,33 @@
+"""The harness's own actions, written as the environment's are: `<name>body</name>`."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One complete call in a response."""
+
+    tool: str
+    body: str
+
+
+def find_call(text: str, tools: Iterable[str]) -> Call | None:
+    """The first complete call of one of the tools; None if the response has none."""
+    names = "|".join(map(re.escape, tools)) or "(?!)"
+    found = re.search(rf"<({names})>(.*?)</\1>", text, re.DOTALL)
+    return Call(found.group(1), found.group(2)) if found else None
+
+
+def closing(tools: Iterable[str]) -> tuple[str, ...]:
+    """The stop strings of the tools."""
+    return tuple(f"</{name}>" for name in tools)
+
+
+def is_final(text: str, session: object) -> bool:
+    """Whether a response closes the episode, as far as its session says (`Session.final`)."""
+    final: Sequence[str] = getattr(session, "final", ())
+    return any(mark in text for mark in final)
