@@ -72,6 +72,8 @@ class AgentFold:
             problem: of the last summary, if it could not be used: the policy is told.
         """
         messages = conversation.messages
+        if conversation.turns_left < 1:
+            return problem  # no call follows that would see the summary
         tail = len(messages) - 2 * self.config.agentfold_keep
         if tail <= head or conversation.prompt_length() <= self.config.agentfold_threshold:
             return problem

@@ -14,6 +14,7 @@ from harness_bridges.errors import CampError
 from harness_bridges.harness import Harness
 from harness_bridges.record import Episode, IntArray
 from rollout_adapters.environments.registry import Environment, Task
+from rollout_adapters.sandbox.sandbox import Sandbox
 from rollout_adapters.sglang import SGLangClient
 
 
@@ -68,8 +69,9 @@ async def run_episode(
     harness: Harness,
     limits: RunLimits,
     seed: int,
+    sandbox: Sandbox | None = None,
 ) -> Episode:
-    """One finished, graded episode."""
+    """One finished, graded episode; a harness that runs commands needs the sandbox."""
     session = environment.start(job.task)
     ids = RunIds(
         rollout_id=job.rollout_id,
@@ -79,7 +81,9 @@ async def run_episode(
         metadata={"temperature": limits.temperature},
     )
     engine = _SeededEngine(client, seed, job.rollout_id)
-    conversation = Conversation(engine, chat, session, limits, ids)
+    conversation = Conversation(
+        engine, chat, session, limits, ids, sandbox.open if sandbox else None
+    )
     try:
         await harness.run(conversation)
     except CampError:

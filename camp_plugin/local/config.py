@@ -24,6 +24,7 @@ from harness_bridges.harness import HARNESSES, find_harness
 from loss_hooks.method import METHODS, find_method
 from loss_hooks.policy_loss import PolicyLossConfig
 from rollout_adapters.environments.registry import ENVIRONMENTS, find_environment
+from rollout_adapters.sandbox.config import SandboxConfig
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,11 +120,12 @@ class UnusedSettingWarning(UserWarning):
 
 def _component_configs(values: Mapping[str, Any]) -> list[type]:
     defaults = {f.name: f.default for f in fields(LocalConfig)}
-    chosen = {**defaults, **values}
-    harness = find_harness(chosen["camp_harness"])
-    method = find_method(chosen["camp_method"])
-    environment = find_environment(chosen["camp_environment"])
-    return [LocalConfig, PolicyLossConfig, harness.Config, method.config, environment.Config]
+    names = {**defaults, **values}
+    harness = find_harness(names["camp_harness"])
+    method = find_method(names["camp_method"])
+    environment = find_environment(names["camp_environment"])
+    chosen = [harness.Config, method.config, environment.Config]
+    return [LocalConfig, PolicyLossConfig, SandboxConfig, *chosen]
 
 
 def _all_configs() -> list[type]:

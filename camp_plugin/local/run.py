@@ -28,6 +28,8 @@ from harness_bridges.store import append_episode, read_episodes
 from rollout_adapters.environments.registry import find_environment
 from rollout_adapters.metrics import episode_metrics
 from rollout_adapters.rollout import Job, limits_from_args, plan_jobs, run_episodes
+from rollout_adapters.sandbox.config import SandboxConfig
+from rollout_adapters.sandbox.sandbox import Sandbox
 from rollout_adapters.sglang import SGLangClient
 from rollout_adapters.tokenizer import HFChat
 
@@ -54,6 +56,7 @@ class Rollouts:
         self.environment = environment(component_config(environment.Config, args))
         harness = find_harness(args.camp_harness)
         self.harness = harness(component_config(harness.Config, args))
+        self.sandbox = Sandbox(component_config(SandboxConfig, args))
         decoder = Decoder(model, eos_ids=self.chat.eos_ids, decode_text=self.chat.decode)
         self.engine = LocalEngine(decoder, seed=args.seed)
 
@@ -78,6 +81,7 @@ class Rollouts:
                 harness=self.harness,
                 limits=limits_from_args(self.args),
                 seed=self.args.seed,
+                sandbox=self.sandbox,
             )
             async for episode in episodes:
                 append_episode(store, episode)

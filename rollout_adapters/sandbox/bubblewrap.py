@@ -87,7 +87,9 @@ class BubblewrapShell:
         if limit:
             code = 124 if limit == "seconds" else 137
         return ShellResult(
-            output=output.decode(errors="replace"), exit_code=code if code >= 0 else 137, limit=limit
+            output=output.decode(errors="replace"),
+            exit_code=code if code >= 0 else 137,
+            limit=limit,
         )
 
     async def _read(self, process: asyncio.subprocess.Process) -> tuple[bytes, str]:

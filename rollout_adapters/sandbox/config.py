@@ -20,7 +20,7 @@ class SandboxConfig:
     camp_sandbox: str = "auto"
     """`docker`, `bubblewrap`, or `auto`: docker if an engine answers, else bubblewrap."""
     sandbox_image: str = "host"
-    """Docker: an image that the engine has, with bash, timeout, head and stat. `host`: an empty
+    """Docker: an image that the engine has, with bash and coreutils. `host`: an empty
     one that shows the engine's machine's `/usr`, read-only."""
     sandbox_seconds: int = 30
     """Wall time of one command."""

@@ -222,11 +222,6 @@ def test_budgets_end_the_episode_as_truncated():
     assert max(t.sequence.size for t in context.turns) <= 300
 
 
-def test_an_empty_summary_is_the_policys_own_bad_action():
-    e, _, _ = run(fold_harness(), responses=["<search>a", "<search>b", "<|im_end|>"], steps=8)
-    assert any(edit.kind == "fold" for edit in e.edits)
-
-
 @pytest.mark.parametrize(
     ("config", "message"),
     [({"agentfold_threshold": 0}, "agentfold_threshold=0"), ({"agentfold_keep": -1}, "=-1")],

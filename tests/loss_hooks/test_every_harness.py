@@ -1,0 +1,82 @@
+"""Method x harness: every method trains on every harness's episodes, the exact ones exactly."""
+
+import dataclasses
+import math
+
+import numpy as np
+import pytest
+import torch
+from support.episodes import with_log_probs
+from support.gradients import ALL, EXACT, assert_same_gradients, gradients, oracle_loss
+from support.harnesses import WHITE_BOX, World, make, play, random_policy
+from support.models import tiny_model, tiny_tokenizer
+from support.oracle import turn_log_probs
+
+from camp_plugin.local.host import LocalHost
+from camp_plugin.probe import target_log_probs
+from loss_hooks.method import find_method
+
+
+@pytest.fixture(scope="module")
+def model():
+    return tiny_model("llama", vocab=len(tiny_tokenizer()), layers=2)
+
+
+@pytest.fixture(scope="module")
+def groups(model):
+    """Two short episodes per harness, made once, with log-probs that lie off the policy."""
+    cache = {}
+
+    def group(name):
+        if name not in cache:
+            cache[name] = [_episode(name, seed, model) for seed in range(2)]
+        return cache[name]
+
+    return group
+
+
+def _episode(name, seed, model):
+    long = name in ("file_memory", "memory_tools", "compaction")
+    limits = {"max_turns": 8, "max_new_tokens": 140, "max_context": 2700 if long else 1400}
+    harness = make(name, boundary_observation_tokens=64, boundary_write_tokens=140,
+                   agentfold_threshold=250, tc_rag_budget=400)  # fmt: skip
+    e, _ = play(harness, random_policy(name, seed), world=World(), unique=True, **limits)
+    rng = np.random.default_rng(seed)
+    weights = {key: p.detach() for key, p in model.named_parameters()}
+    noisy = [
+        np.minimum(turn_log_probs(weights, model.config, t).numpy() + rng.normal(0, 0.4, n), 0)
+        for t in e.turns
+        for n in [t.output_ids.size]
+    ]
+    e = with_log_probs(e, noisy)
+    return dataclasses.replace(e, rollout_id=seed, reward=float(seed), turn_rewards=())
+
+
+@pytest.mark.parametrize("name", WHITE_BOX)
+def test_there_is_something_to_test(groups, name):
+    edits = [edit for e in groups(name) for edit in e.edits]
+    assert bool(edits) == (name != "search_r1")
+
+
+@pytest.mark.parametrize("name", WHITE_BOX)
+@pytest.mark.parametrize("method", EXACT)
+def test_log_probs_are_those_of_the_plain_forward(groups, model, name, method):
+    weights = {key: p.detach() for key, p in model.named_parameters()}
+    for e in groups(name):
+        expected = torch.cat([turn_log_probs(weights, model.config, t) for t in e.turns]).numpy()
+        found, _ = target_log_probs(e, find_method(method), LocalHost(model), 1.0)
+        np.testing.assert_allclose(found, expected, rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize("name", WHITE_BOX)
+def test_every_method_trains_and_the_exact_ones_have_the_exact_gradient(groups, model, name):
+    episodes = groups(name)
+    expected_loss, expected = oracle_loss(model, episodes)
+    for method in ALL:
+        model.zero_grad()
+        loss, found, _ = gradients(model, method, episodes)
+        assert math.isfinite(loss)
+        assert all(bool(torch.isfinite(g).all()) for g in found.values())
+        if method in EXACT or name == "search_r1":
+            assert abs(loss - expected_loss) <= 1e-9, method
+            assert_same_gradients(found, expected, 1e-8)
