@@ -233,8 +233,11 @@ class _Revival:
 
     def rest(self, dead: DeadSpans) -> list[tuple[int, View]]:
         """All blocks, those that only their tokens tell included."""
+        end = int(np.flatnonzero(~self.free)[-1]) if not self.free.all() else 0
         for start, stop in spans_of(np.flatnonzero(self.free)).tolist():
             for match in dead.find(self.prompt[start:stop], self.tape, self.live):
+                if start > end and match.length < 2 * DEFAULT_MIN_RUN:
+                    continue  # a new message's framing, not text that came back
                 span = np.array([[match.old, match.old + match.length]], dtype=np.int64)
                 self.blocks.append((start + match.new, span))
         return self.blocks

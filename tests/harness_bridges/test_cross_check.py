@@ -9,7 +9,7 @@ from support.models import STRIPPING_TEMPLATE, TEMPLATE, tiny_model, tiny_tokeni
 from harness_bridges.branches import branches, episode_tape, survivors
 from harness_bridges.recover import build_tape
 
-LIMITS = {"max_turns": 12, "max_context": 2900, "max_new_tokens": 140}
+LIMITS = {"max_turns": 18, "max_context": 2900, "max_new_tokens": 140}
 SMALL = {"boundary_observation_tokens": 64, "boundary_write_tokens": 140}
 
 
@@ -38,7 +38,7 @@ def assert_agree(e):
 @pytest.mark.parametrize("name", WHITE_BOX)
 def test_scripted_policies(name, template):
     edits = 0
-    for seed in range(12):
+    for seed in range(4):
         harness = make(name, **SMALL)
         policy = random_policy(name, seed)
         e, _ = play(harness, policy, template=template, unique=True, **LIMITS)

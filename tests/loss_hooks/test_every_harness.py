@@ -2,19 +2,24 @@
 
 import dataclasses
 import math
+import re
 
 import numpy as np
 import pytest
 import torch
 from support.episodes import with_log_probs
 from support.gradients import ALL, EXACT, assert_same_gradients, gradients, oracle_loss
-from support.harnesses import WHITE_BOX, World, make, play, random_policy
+from support.harnesses import WHITE_BOX, World, make, play
 from support.models import tiny_model, tiny_tokenizer
 from support.oracle import turn_log_probs
 
 from camp_plugin.local.host import LocalHost
 from camp_plugin.probe import target_log_probs
+from harness_bridges.errors import ConfigError
+from harness_bridges.harness import find_harness
 from loss_hooks.method import find_method
+
+BIG = "0123456789" * 45
 
 
 @pytest.fixture(scope="module")
@@ -35,12 +40,28 @@ def groups(model):
     return group
 
 
+def _policy(name):
+    demonstrate = getattr(find_harness(name), "demonstrate", lambda turn, prompt: "")
+
+    def say(turn, prompt):
+        forced = demonstrate(turn, prompt)
+        return f"summary {turn}" if forced is None else forced or f"<search>q{turn}</search>"
+
+    return [say]
+
+
 def _episode(name, seed, model):
     long = name in ("file_memory", "memory_tools", "compaction")
-    limits = {"max_turns": 8, "max_new_tokens": 140, "max_context": 2700 if long else 1400}
-    harness = make(name, boundary_observation_tokens=64, boundary_write_tokens=140,
-                   agentfold_threshold=250, tc_rag_budget=400)  # fmt: skip
-    e, _ = play(harness, random_policy(name, seed), world=World(), unique=True, **limits)
+    harness = make(name, boundary_observation_tokens=32, agentfold_threshold=200,
+                   agentfold_summary_tokens=30, tc_rag_budget=None)  # fmt: skip
+    limits = {"max_turns": 5, "max_new_tokens": 120, "max_context": 1200}
+    if long:
+        with pytest.raises(ConfigError) as refused:
+            play(harness, ["x"], **{**limits, "max_context": 300})
+        needed = int(re.search(r"need at least (\d+)", str(refused.value))[1])
+        limits["max_context"] = needed + 66
+    world = World([f"{seed}{BIG}" for _ in range(3)] if long else ())
+    e, _ = play(harness, _policy(name), world=world, unique=True, **limits)
     rng = np.random.default_rng(seed)
     weights = {key: p.detach() for key, p in model.named_parameters()}
     noisy = [

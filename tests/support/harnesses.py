@@ -143,7 +143,7 @@ def random_policy(name, seed):
         forced = demonstrate(turn, prompt) if demonstrate and chance.random() < 0.8 else ""
         if forced is None:
             return f"summary {chance.random()}"
-        if "is about to be replaced" in prompt and forced:
+        if forced and ("is about to be replaced" in prompt or chance.random() < 0.4):
             return forced
         return f"{chance.random()} {chance.choice(ACTIONS)}"
 
