@@ -5,8 +5,10 @@ import hashlib
 import os
 import random
 import shutil
+import string
 
 import numpy as np
+import pytest
 from support.models import TEMPLATE, tiny_tokenizer
 
 from harness_bridges.conversation import Conversation
@@ -54,7 +56,8 @@ class Say:
             text = text(count - 1, self.chat.decode(prompt_ids.tolist()))
         if self.unique:
             # Text of its own from its first token on: payloads cannot tell equal text apart.
-            text = hashlib.sha256(str(count).encode()).hexdigest()[:24] + text
+            first = (string.ascii_letters + string.digits)[count % 62]
+            text = first + hashlib.sha256(str(count).encode()).hexdigest()[:24] + text
         for mark in stop:
             if mark in text:
                 text = text[: text.index(mark) + len(mark)]
@@ -97,6 +100,8 @@ def backends():
 
 def play(harness, texts, *, world=None, template=TEMPLATE, unique=False, **limits):
     """Run one episode; returns it and the text of every prompt."""
+    if type(harness).__name__ == "FileMemory" and not shutil.which("bwrap"):
+        pytest.skip("needs bubblewrap")
     chat = HFChat(tiny_tokenizer(template), frozenset({1}))
     engine = Say(chat, texts, unique=unique)
     bounds = RunLimits(**{"max_turns": 12, "max_new_tokens": 96, "max_context": 4096, **limits})
