@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,7 +10,7 @@ from harness_bridges.chat import Message
 from harness_bridges.conversation import Conversation
 from harness_bridges.errors import ConfigError
 from harness_bridges.harness import register_harness
-from harness_bridges.tools import Call, closing, find_call, is_final
+from harness_bridges.tools import Call, closing, find_call, is_final, json_object
 
 OFFLOAD, RETRIEVE = TOOLS = ("memory_offload", "memory_retrieve")
 USAGE = (
@@ -103,7 +102,7 @@ class _Store:
         """Carry out a call; a wrong one is answered with what is wrong."""
         if self.closed:
             return self.conversation.observe(CLOSED)
-        arguments = _arguments(call.body)
+        arguments = json_object(call.body) or {}
         name = arguments.get("name")
         if not isinstance(name, str) or not name:
             return self.conversation.observe(f"{call.tool}: {EXPECTED}")
@@ -191,11 +190,3 @@ def _joined(messages: Sequence[Message], more: Sequence[Message]) -> list[Messag
         return [*messages, *more]
     both = Message("user", (*messages[-1].parts, "\n\n", *more[0].parts))
     return [*messages[:-1], both, *more[1:]]
-
-
-def _arguments(body: str) -> dict[str, Any]:
-    try:
-        found = json.loads(body)
-    except ValueError:
-        return {}
-    return found if isinstance(found, dict) else {}

@@ -9,7 +9,7 @@ from harness_bridges.boundary import MEMORY_BYTES, BoundaryConfig, play, with_no
 from harness_bridges.chat import Message, Sampled
 from harness_bridges.conversation import Conversation
 from harness_bridges.harness import register_harness
-from harness_bridges.tools import Call, find_call
+from harness_bridges.tools import Call, find_call, json_object
 
 KEY = "continuation"
 ADD, UPDATE, DELETE, LIST, READ, SEARCH = TOOLS = (
@@ -104,12 +104,10 @@ class ToolMemory:
 
 def _read(call: Call) -> dict[str, str]:
     """The call's arguments; those that are no text are left out."""
-    try:
-        found = json.loads(call.body or "{}")
-    except ValueError:
+    found = json_object(call.body or "{}")
+    if found is None:
         return {"": ""}  # no tool has such an argument
-    items = found.items() if isinstance(found, dict) else [("", "")]
-    return {k: v for k, v in items if isinstance(v, str)}
+    return {k: v for k, v in found.items() if isinstance(v, str)}
 
 
 @register_harness("memory_tools")

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +22,15 @@ def find_call(text: str, tools: Iterable[str]) -> Call | None:
     names = "|".join(map(re.escape, tools)) or "(?!)"
     found = re.search(rf"<({names})>(.*?)</\1>", text, re.DOTALL)
     return Call(found.group(1), found.group(2)) if found else None
+
+
+def json_object(body: str) -> dict[str, Any] | None:
+    """The call's arguments; None if its body is no JSON object."""
+    try:
+        found = json.loads(body)
+    except ValueError:
+        return None
+    return found if isinstance(found, dict) else None
 
 
 def closing(tools: Iterable[str]) -> tuple[str, ...]:
