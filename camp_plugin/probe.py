@@ -14,7 +14,7 @@ import torch
 from camp_plugin.local.host import LocalHost
 from harness_bridges.branches import branches, episode_tape, retokenised
 from harness_bridges.errors import CampError
-from harness_bridges.record import Episode, FloatArray
+from harness_bridges.record import Episode, FloatArray, IntArray
 from loss_hooks.host import stash_records
 from loss_hooks.method import Method, find_method
 from loss_hooks.rows import Row, walk_targets
@@ -29,10 +29,9 @@ class ProbeResult:
     logdiff: dict[str, list[FloatArray]] = field(default_factory=dict)
     """Per method: |train - rollout log-prob| of its loss tokens (Eq. 1)."""
     delta_comp: list[FloatArray] = field(default_factory=list)
-    """log p(walk prefix) - log p(live prefix), at diverging leaves; predicted < 0."""
+    """`Deltas.comp`; predicted < 0."""
     delta_full: list[FloatArray] = field(default_factory=list)
-    """log p(tape prefix) - log p(walk prefix), at survivors sampled after the first edit;
-    predicted > 0."""
+    """`Deltas.full`; predicted > 0."""
     junctions: int = 0
     retokenised: int = 0
     """Junctions that are no edit: sampled text came back as other tokens."""
@@ -123,15 +122,48 @@ def _probe_episode(
     scored["sdcc"] = scored["naive_compressed"]
     for name, (log_probs, rollout) in scored.items():
         result.logdiff[name].append(np.abs(log_probs - rollout))
-    # Exact, full and packed rows list their targets turn by turn; the walk by position.
+    walk, live, full = (scored[n][0] for n in ("naive_compressed", "logit_tree", "naive_full"))
+    found = deltas(episode, walk, live, full)
+    result.delta_comp.append(found.comp)
+    result.delta_full.append(found.full)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Deltas:
+    """The two pitfalls of one episode (002, 6.3), in nats per token.
+
+    Tokens are named by their number among all sampled tokens, turn by turn.
+    """
+
+    comp: FloatArray
+    """float64 `[C]`: log p(walk prefix) - log p(live prefix), at diverging leaves."""
+    comp_token: IntArray
+    full: FloatArray
+    """float64 `[F]`: log p(tape prefix) - log p(walk prefix), at survivors sampled after the
+    first edit."""
+    full_token: IntArray
+
+
+def deltas(episode: Episode, walk: FloatArray, live: FloatArray, full: FloatArray) -> Deltas:
+    """Compare log-probs under the three conditionings.
+
+    Args:
+        episode: whose tokens they are.
+        walk: float64 `[S]`, of the walk's targets (`naive_compressed`).
+        live: float64 `[N]`, of all sampled tokens, turn by turn (`logit_tree`, `packed_mask`).
+        full: float64 `[N]`, likewise (`naive_full`).
+    """
     starts = np.cumsum([0, *(turn.output_ids.size for turn in episode.turns)])
-    tape = episode_tape(episode)
     left = walk_targets(episode)
     token = starts[left.turn] + left.offset
-    walk, live, full = (scored[n][0] for n in ("naive_compressed", "logit_tree", "naive_full"))
-    result.delta_comp.append((walk - live[token])[left.diverges])
-    first_edit = min((edit.turn for edit in tape.edits), default=len(episode.turns))
-    result.delta_full.append((full[token] - walk)[left.turn >= first_edit])
+    edits = episode_tape(episode).edits
+    after = left.turn >= min((edit.turn for edit in edits), default=len(episode.turns))
+    return Deltas(
+        comp=(walk - live[token])[left.diverges],
+        comp_token=token[left.diverges],
+        full=(full[token] - walk)[after],
+        full_token=token[after],
+    )
 
 
 @torch.no_grad()

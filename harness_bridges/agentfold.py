@@ -99,3 +99,8 @@ class AgentFold:
         conversation.turns_left -= 1
         conversation.declare_edit("strip", "harness")
         return problem
+
+    @staticmethod
+    def demonstrate(turn: int, prompt: str) -> str | None:
+        """The probe's schedule: summaries are sampled freely."""
+        return None if INSTRUCTION in prompt else ""

@@ -72,7 +72,8 @@ class Session(Protocol):
     """One episode of one task. Native errors are observations, never exceptions.
 
     A session may also have `final`: those of its stop strings that close the episode (an answer,
-    a submission). A harness that does something before the last response looks for them.
+    a submission). A harness that does something before the last response looks for them. With
+    `demonstrate()`, the next right response as text, the pitfall probe can use it.
     """
 
     @property

@@ -11,7 +11,12 @@ from harness_bridges.registry import Registry
 
 
 class Harness(Protocol):
-    """Decides what stays in the agent's context while it works."""
+    """Decides what stays in the agent's context while it works.
+
+    A harness may also have a static `demonstrate(turn, prompt)`, the schedule of the pitfall
+    probe: the response of that model call, an empty text where the task's own next step is due
+    (`Session.demonstrate`), None where the model shall respond on its own.
+    """
 
     Config: ClassVar[type]
     """Frozen dataclass of the harness's settings; its field names are the flags' names."""

@@ -72,12 +72,10 @@ class MemexRL:
 
     @staticmethod
     def demonstrate(turn: int, prompt: str) -> str | None:
-        """The probe's schedule: two searches, both offloaded, all back, the answer."""
-        calls = {
-            2: '<memory_offload>{"name": "first", "span": "1"}</memory_offload>',
-            3: '<memory_offload>{"name": "second", "span": "2"}</memory_offload>',
-        }
-        return calls.get(turn, "")
+        """The probe's schedule: two searches, both offloaded, the answer, and once more with all
+        back."""
+        both = '<memory_offload>{"name": "pages", "span": "1-2"}</memory_offload>'
+        return both if turn == 2 else ""
 
 
 @dataclass

@@ -48,6 +48,11 @@ class Registry:
             import_module(module)
         return iter(list(self._items.values()))
 
+    def names(self) -> list[str]:
+        """Names of the built-in and registered ones."""
+        list(self)
+        return list(self._items)
+
     def find(self, name: object) -> Any:
         """By name, by dotted path, or among the installed entry points.
 

@@ -4,18 +4,29 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from harness_bridges.conversation import Conversation
-from harness_bridges.engine import ChatTokenizer, Generation, RunIds, RunLimits
+from harness_bridges.engine import (
+    ChatTokenizer,
+    Engine,
+    Generation,
+    RunIds,
+    RunLimits,
+    Session,
+)
 from harness_bridges.errors import CampError
 from harness_bridges.harness import Harness
 from harness_bridges.record import Episode, IntArray
 from rollout_adapters.environments.registry import Environment, Task
 from rollout_adapters.sandbox.sandbox import Sandbox
 from rollout_adapters.sglang import SGLangClient
+
+Policy = Callable[[Engine, SGLangClient, Session, dict[str, Any]], Engine]
+"""Stands between a harness and the model for one episode; what it puts into the dict ends up in
+the episode's metadata."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,17 +81,21 @@ async def run_episode(
     limits: RunLimits,
     seed: int,
     sandbox: Sandbox | None = None,
+    policy: Policy | None = None,
 ) -> Episode:
     """One finished, graded episode; a harness that runs commands needs the sandbox."""
     session = environment.start(job.task)
+    metadata: dict[str, Any] = {"temperature": limits.temperature}
     ids = RunIds(
         rollout_id=job.rollout_id,
         group_id=job.group_id,
         session_id=f"{seed}-{job.rollout_id}",
         task_id=job.task.task_id,
-        metadata={"temperature": limits.temperature},
+        metadata=metadata,
     )
-    engine = _SeededEngine(client, seed, job.rollout_id)
+    engine: Engine = _SeededEngine(client, seed, job.rollout_id)
+    if policy is not None:
+        engine = policy(engine, client, session, metadata)
     conversation = Conversation(
         engine, chat, session, limits, ids, sandbox.open if sandbox else None
     )

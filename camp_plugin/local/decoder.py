@@ -164,9 +164,17 @@ class Decoder:
     def score(self, ids: IntArray, start: int) -> list[float]:
         """Natural log-probs of `ids[start + 1:]` at temperature 1."""
         tokens = torch.from_numpy(np.array(ids))
-        keep = ids.size - start
-        out = self.model(input_ids=tokens[None], use_cache=False, logits_to_keep=keep)
-        logits = out.logits[0, :-1].float()
+        if ids.size == start + 1:
+            return []
+        reused, kv = self.prefixes.longest(ids[: start + 1])
+        out = self.model(
+            input_ids=tokens[None, reused:-1],
+            position_ids=torch.arange(reused, ids.size - 1)[None],
+            cache=_to_cache(kv),
+            use_cache=True,
+            logits_to_keep=ids.size - 1 - start,
+        )
+        logits = out.logits[0].float()
         log_probs = torch.log_softmax(logits, -1).gather(-1, tokens[start + 1 :, None])
         return [float(x) for x in log_probs.squeeze(-1)]
 

@@ -23,7 +23,8 @@ from camp_plugin.local.run import (
     set_threads,
 )
 from camp_plugin.local.trainer import Trainer
-from camp_plugin.report import matrix, plot
+from camp_plugin.report.plots import plot_matrix
+from camp_plugin.report.tables import matrix
 from harness_bridges.errors import ConfigError
 from harness_bridges.record import Episode
 from rollout_adapters.metrics import episode_metrics
@@ -81,7 +82,7 @@ def demo(values: Mapping[str, Any], methods: Sequence[str]) -> Path:
     for row in rows:
         log.write(row["method"], int(row["steps"]), {**row, "summary": True})
     log.close()
-    plot(rows, directory / "matrix.png")
+    plot_matrix(rows, directory / "matrix.png")
     console = Console(width=None if Console().is_terminal else 180)
     console.print(matrix(rows))
     console.print(f"results: {directory}/ (metrics.jsonl, tensorboard/, matrix.png, episodes)")

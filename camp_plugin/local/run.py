@@ -27,7 +27,7 @@ from harness_bridges.record import Episode
 from harness_bridges.store import append_episode, read_episodes
 from rollout_adapters.environments.registry import find_environment
 from rollout_adapters.metrics import episode_metrics
-from rollout_adapters.rollout import Job, limits_from_args, plan_jobs, run_episodes
+from rollout_adapters.rollout import Job, Policy, limits_from_args, plan_jobs, run_episodes
 from rollout_adapters.sandbox.config import SandboxConfig
 from rollout_adapters.sandbox.sandbox import Sandbox
 from rollout_adapters.sglang import SGLangClient
@@ -65,13 +65,22 @@ class Rollouts:
         tasks = self.environment.tasks("train")
         return plan_jobs(tasks, step, self.args.rollout_batch_size, self.args.n_samples_per_prompt)
 
-    def run(self, jobs: Sequence[Job], store: Path, progress: Progress, label: str) -> None:
+    def run(
+        self,
+        jobs: Sequence[Job],
+        store: Path,
+        progress: Progress,
+        label: str,
+        policy: Policy | None = None,
+    ) -> None:
         """Run the episodes and append each to the store as soon as it is finished."""
         bar = start_bar(progress, label, len(jobs))
         with serve(self.engine) as url:
-            asyncio.run(self._run(jobs, url, store, lambda: progress.advance(bar)))
+            asyncio.run(self._run(jobs, url, store, lambda: progress.advance(bar), policy))
 
-    async def _run(self, jobs: Sequence[Job], url: str, store: Path, advance: Any) -> None:
+    async def _run(
+        self, jobs: Sequence[Job], url: str, store: Path, advance: Any, policy: Policy | None
+    ) -> None:
         async with SGLangClient(url) as client:
             episodes = run_episodes(
                 jobs,
@@ -82,6 +91,7 @@ class Rollouts:
                 limits=limits_from_args(self.args),
                 seed=self.args.seed,
                 sandbox=self.sandbox,
+                policy=policy,
             )
             async for episode in episodes:
                 append_episode(store, episode)

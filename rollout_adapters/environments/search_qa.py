@@ -101,7 +101,7 @@ class SearchQA:
         return sorted(tasks, key=lambda task: hashlib.sha256(task.task_id.encode()).digest())
 
     def start(self, task: Task) -> Session:
-        return SearchSession(self, task.payload["question"], task.payload["answer"])
+        return SearchSession(self, task.payload)
 
 
 def split_of(country_code: str) -> str:
@@ -112,34 +112,40 @@ def split_of(country_code: str) -> str:
 def _questions(
     countries: Mapping[str, Country],
 ) -> list[tuple[str, tuple[str, ...], dict[str, str]]]:
-    """`(key, country codes on the path, question and answer)`."""
-    found: list[tuple[str, tuple[str, ...], str, str]] = []
+    """`(key, country codes on the path, payload)`; the payload names the two pages of the hop."""
+    found: list[tuple[str, tuple[str, ...], str, str, str]] = []
+    where = "the country where the city of {} lies"
     for code, country in countries.items():
-        where = "the country where the city of {} lies"
+        neighbour = countries.get(country.largest_neighbour)
         for city in country.cities:
             place = where.format(city.name)
             if city.name != country.capital:
                 text = f"What is the capital of {place}?"
-                found.append((f"{city.name}/capital", (code,), text, country.capital))
+                found.append((f"{city.name}/capital", (code,), text, country.capital, country.name))
             text = f"Which currency is used in {place}?"
-            found.append((f"{city.name}/currency", (code,), text, country.currency))
-            neighbour = countries.get(country.largest_neighbour)
+            found.append((f"{city.name}/currency", (code,), text, country.currency, country.name))
             if neighbour is not None:
                 text = f"What is the capital of the largest neighbour of {place}?"
                 path = (code, country.largest_neighbour)
-                found.append((f"{city.name}/neighbour", path, text, neighbour.capital))
-    return [(key, path, {"question": q, "answer": a}) for key, path, q, a in found if a]
+                key = f"{city.name}/neighbour"
+                found.append((key, path, text, neighbour.capital, neighbour.name))
+    return [
+        (key, path, {"question": q, "answer": a, "first": key.split("/")[0], "last": last})
+        for key, path, q, a, last in found
+        if a
+    ]
 
 
 class SearchSession:
     """One question: searches are answered with pages, an answer ends the episode."""
 
-    def __init__(self, environment: SearchQA, question: str, answer: str) -> None:
+    def __init__(self, environment: SearchQA, task: Mapping[str, str]) -> None:
         self.environment = environment
-        self.answer = answer
-        self.opening = (("system", SYSTEM), *EXAMPLE, ("user", f"Question: {question}"))
+        self.answer = task["answer"]
+        self.opening = (("system", SYSTEM), *EXAMPLE, ("user", f"Question: {task['question']}"))
         self.stop = STOP
         self.final = ("</answer>",)
+        self._searches = [task["first"], task["last"]]
 
     def step(self, response: str) -> Step:
         action = _ACTION.search(response)
@@ -155,6 +161,12 @@ class SearchSession:
         lines = [" ".join(f"{page.title}: {page.text}".split()[:limit]) for page in pages]
         body = "\n".join(lines) or "Nothing found."
         return Step(observation=f"<information>{body}</information>", done=False)
+
+    def demonstrate(self) -> str:
+        """The next right response: the page asked about, the page of the answer, the answer."""
+        if self._searches:
+            return f"<search>{self._searches.pop(0)}</search>"
+        return f"<answer>{self.answer}</answer>"
 
     def close(self) -> None:
         """Nothing to release."""

@@ -27,7 +27,7 @@ def test_every_name_resolves_as_a_host_resolves_it(name):
 
 def test_names_stay_callables_after_every_submodule_is_imported():
     code = (
-        "import camp_plugin, camp_plugin.cli, camp_plugin.probe, camp_plugin.report\n"
+        "import camp_plugin, camp_plugin.cli, camp_plugin.probe, camp_plugin.report.tables\n"
         "import camp_plugin.local.run, camp_plugin.local.demo\n"
         "import types\n"
         "print([n for n in camp_plugin.__all__"

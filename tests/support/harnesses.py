@@ -98,11 +98,11 @@ def backends():
     return [*found, "docker"] if os.environ.get("DOCKER_HOST") else found
 
 
-def play(harness, texts, *, world=None, template=TEMPLATE, unique=False, **limits):
+def play(harness, texts, *, world=None, template=TEMPLATE, chat=None, unique=False, **limits):
     """Run one episode; returns it and the text of every prompt."""
     if type(harness).__name__ == "FileMemory" and not shutil.which("bwrap"):
         pytest.skip("needs bubblewrap")
-    chat = HFChat(tiny_tokenizer(template), frozenset({1}))
+    chat = chat or HFChat(tiny_tokenizer(template), frozenset({1}))
     engine = Say(chat, texts, unique=unique)
     bounds = RunLimits(**{"max_turns": 12, "max_new_tokens": 96, "max_context": 4096, **limits})
     ids = RunIds(rollout_id=0, group_id=0, session_id="s", task_id="t")
