@@ -1,4 +1,4 @@
-"""`camp-plugin`: train, demo, engine, probe."""
+"""`camp-plugin`: train, demo, engine, probe, report."""
 
 from __future__ import annotations
 
@@ -72,6 +72,12 @@ def _parser() -> argparse.ArgumentParser:
     pitfalls.add_argument("--rollouts", type=int, default=32, help="of each harness; default: 32")
     pitfalls.add_argument("--save", type=Path, metavar="DIR", help="keep the episodes there")
     _add_set(pitfalls)
+
+    report = _command(commands, "report", _report, "episodes as one HTML file to look at")
+    report.add_argument("episodes", type=Path, help="episodes, .jsonl or .jsonl.zst")
+    report.add_argument("--model", help="model directory, or smollm2: adds log-prob differences")
+    report.add_argument("--temperature", type=float, help="default: as recorded")
+    report.add_argument("-o", "--output", type=Path, default=Path("report.html"))
     return parser
 
 
@@ -192,6 +198,62 @@ def _probe_pitfalls(arguments: argparse.Namespace) -> None:
     for table in pitfall_tables(found):
         Console().print(table)
     print("\n".join(findings))
+
+
+def _report(arguments: argparse.Namespace) -> None:
+    from camp_plugin.local.host import LocalHost
+    from camp_plugin.local.log import progress_bar, start_bar
+    from camp_plugin.local.model import load_model, model_dir
+    from camp_plugin.probe import sampling_temperature, target_log_probs
+    from camp_plugin.report.viewer import write_report
+    from loss_hooks.method import find_method
+    from rollout_adapters.tokenizer import HFChat
+
+    episodes = _read_episodes(arguments.episodes)
+    if not episodes:
+        raise CampError(f"{arguments.episodes}: there is no episode in it")
+    name = arguments.model or _model_of_run(arguments.episodes)
+    decode = HFChat.from_pretrained(model_dir(name, "--model")).decode if name else None
+    score = None
+    if arguments.model:
+        host = LocalHost(load_model(arguments.model, "--model"))
+        conditionings = (
+            ("walk", "naive_compressed"),
+            ("full", "naive_full"),
+            ("exact", "packed_mask"),
+        )
+
+        def score(episode: Any) -> dict[str, Any]:
+            at = sampling_temperature(episode, arguments.temperature)
+            return {
+                key: target_log_probs(episode, find_method(method), host, at)[0]
+                for key, method in conditionings
+            }
+
+    with progress_bar() as progress:
+        bar = start_bar(progress, "report", len(episodes))
+        write_report(
+            episodes,
+            arguments.output,
+            title=arguments.episodes.name,
+            decode=decode,
+            score=score,
+            progress=lambda: progress.advance(bar),
+        )
+    print(f"report: {arguments.output}")
+
+
+def _model_of_run(episodes: Path) -> str | None:
+    """The model of the run that the episodes lie in: its tokenizer gives them their text."""
+    config = episodes.parent / "config.json"
+    if not config.is_file():
+        warnings.warn(
+            f"{config}: is missing, so tokens are shown as ids; --model gives them their text",
+            stacklevel=2,
+        )
+        return None
+    name: str = json.loads(config.read_text())["hf_checkpoint"]
+    return name
 
 
 if __name__ == "__main__":

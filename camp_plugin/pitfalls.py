@@ -7,6 +7,7 @@ of token are the model's own.
 
 from __future__ import annotations
 
+import json
 import math
 import tempfile
 import warnings
@@ -22,7 +23,7 @@ from rich.progress import Progress
 
 from camp_plugin.local.config import UnusedSettingWarning, build_config
 from camp_plugin.local.host import LocalHost
-from camp_plugin.local.log import start_bar
+from camp_plugin.local.log import replace_file, start_bar
 from camp_plugin.local.run import Rollouts
 from camp_plugin.probe import deltas, target_log_probs
 from harness_bridges.branches import branches, episode_tape, survivors
@@ -240,13 +241,16 @@ def probe_pitfalls(
         text = f"{', '.join(sorted(unused))}: no effect in this probe"
         warnings.warn(text, UnusedSettingWarning, stacklevel=2)
     host = LocalHost(model)
+    if save:
+        save.mkdir(parents=True, exist_ok=True)
+        # As a run's directory has it: `camp-plugin report` finds the tokenizer by it.
+        replace_file(save / "config.json", json.dumps({"hf_checkpoint": values["hf_checkpoint"]}))
     found = {}
     with tempfile.TemporaryDirectory() as scratch:
         for name in harnesses:
             store = (save or Path(scratch)) / f"episodes_{name}.jsonl.zst"
             if store.exists():
                 raise ConfigError(f"{store}: exists; give --save another directory")
-            store.parent.mkdir(parents=True, exist_ok=True)
             _run(args[name], model, rollouts, store, progress)
             result = HarnessPitfalls()
             bar = start_bar(progress, f"score {name}", rollouts)

@@ -94,14 +94,10 @@ def probe(
     result = ProbeResult({name: [] for name in METHODS})
     seen = 0
     for episode in episodes:
-        at = episode.metadata.get("temperature") if temperature is None else temperature
-        if not isinstance(at, int | float) or not at > 0:
-            raise CampError(
-                f"episode {episode.rollout_id}: temperature={at!r}; give --temperature, above 0"
-            )
+        at = sampling_temperature(episode, temperature)
         if episode.num_sampled == 0:
             raise CampError(f"episode {episode.rollout_id}: has no sampled token to probe")
-        _probe_episode(episode, host, float(at), result)
+        _probe_episode(episode, host, at, result)
         result.junctions += len(branches(episode.turns)) - 1
         result.retokenised += retokenised(episode.turns, decode)
         seen += 1
@@ -109,6 +105,16 @@ def probe(
     if not seen:
         raise CampError("there is no episode to probe")
     return result
+
+
+def sampling_temperature(episode: Episode, given: float | None) -> float:
+    """The temperature that was given, or that the episode recorded; a missing one is an error."""
+    found = episode.metadata.get("temperature") if given is None else given
+    if not isinstance(found, int | float) or not found > 0:
+        raise CampError(
+            f"episode {episode.rollout_id}: temperature={found!r}; give --temperature, above 0"
+        )
+    return float(found)
 
 
 def _probe_episode(
