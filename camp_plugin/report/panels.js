@@ -23,7 +23,7 @@ function showText() {
     `order that the policy saw (${seen.toLocaleString()} of ${row.length.toLocaleString()} tokens)`;
   $("#text").replaceChildren(...parts);
   const cursor = $("#text .cursor");
-  if (cursor) cursor.scrollIntoView({ block: "center" });
+  if (cursor) bringInto($("#text"), cursor);
 }
 
 function between(last, start) {
@@ -70,7 +70,7 @@ function goToEdit(i) {
   if (i < 0 || i >= state.data.edits.length) return;
   state.edit = i;
   [...$("#edits").children].forEach((item, j) => item.setAttribute("aria-current", i === j));
-  $("#edits").children[i].scrollIntoView({ block: "nearest" });
+  bringInto($("#edits"), $("#edits").children[i]);
   const edit = state.data.edits[i];
   const span = edit.removed[0] || edit.inserted[0] || [edit.position];
   select(edit.row, span[0]);

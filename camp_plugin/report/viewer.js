@@ -18,6 +18,13 @@ function element(tag, text = "", properties = {}) {
   return Object.assign(document.createElement(tag), { textContent: text }, properties);
 }
 
+// Scrolls a box, and only that box, until an element in it is in sight.
+function bringInto(box, item) {
+  const outer = box.getBoundingClientRect(), inner = item.getBoundingClientRect();
+  const middle = (inner.top + inner.bottom - outer.top - outer.bottom) / 2;
+  if (inner.top < outer.top || inner.bottom > outer.bottom) box.scrollTop += middle;
+}
+
 // --- episodes ---------------------------------------------------------------------------------
 
 function load(source) {
@@ -52,7 +59,7 @@ function open(number) {
   for (const line of $("#episodes tbody").rows) {
     const mine = Number(line.dataset.episode) === number;
     line.setAttribute("aria-selected", mine);
-    if (mine) line.scrollIntoView({ block: "nearest" });
+    if (mine) bringInto($("nav"), line);
   }
   const head = index.episodes[number];
   const facts = [["task", head.task], ["reward", shown(head.reward)], ["status", head.status],
