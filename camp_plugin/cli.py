@@ -1,4 +1,4 @@
-"""`camp-plugin`: train, demo, engine, probe, report."""
+"""`camp-plugin`: train, demo, engine, probe, report, plot."""
 
 from __future__ import annotations
 
@@ -78,6 +78,10 @@ def _parser() -> argparse.ArgumentParser:
     report.add_argument("--model", help="model directory, or smollm2: adds log-prob differences")
     report.add_argument("--temperature", type=float, help="default: as recorded")
     report.add_argument("-o", "--output", type=Path, default=Path("report.html"))
+
+    plot = _command(commands, "plot", _plot, "a run's metrics as plots, and its means as a table")
+    plot.add_argument("directory", type=Path, metavar="RUN", help="the run's directory")
+    plot.add_argument("-o", "--output", type=Path, help="default: metrics.png in the run")
     return parser
 
 
@@ -254,6 +258,25 @@ def _model_of_run(episodes: Path) -> str | None:
         return None
     name: str = json.loads(config.read_text())["hf_checkpoint"]
     return name
+
+
+def _plot(arguments: argparse.Namespace) -> None:
+    from rich.console import Console
+
+    from camp_plugin.report.plots import plot_run
+    from camp_plugin.report.tables import activation
+
+    path = arguments.directory / "metrics.jsonl"
+    if not path.is_file():
+        raise CampError(f"{path}: there is no such file; give the directory of a run")
+    try:
+        rows = [json.loads(line) for line in path.read_text().splitlines()]
+    except ValueError as error:
+        raise CampError(f"{path}: {error}; a line is damaged, the run rewrites it") from None
+    output = arguments.output or arguments.directory / "metrics.png"
+    plot_run(rows, output, str(arguments.directory))
+    Console().print(activation(rows))
+    print(f"plots: {output}")
 
 
 if __name__ == "__main__":

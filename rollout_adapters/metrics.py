@@ -17,8 +17,10 @@ def episode_metrics(episodes: Sequence[Episode]) -> dict[str, float]:
 
     `camp/segments` is the mean number of branches; `camp/pack_ratio` trie tokens over branch
     tokens; `camp/edit_freq` Pr[c > 0] and `camp/edit_depth` E[c | c > 0] (002, metric 5; NaN,
-    not 0, if nothing was evicted); `camp/max_context` the longest prompt and response. The share
-    of junctions that a chat template caused is `camp/template_junctions`.
+    not 0, if nothing was evicted), where c is the share of an episode's tape that was evicted;
+    `camp/evict_sessions` and `camp/evict_ratio` count the episodes with c > 0 and average c over
+    all `camp/sessions` (Table 10). `camp/max_context` is the longest prompt and response,
+    `camp/template_junctions` the share of edits that a chat template caused.
     """
     legs = [branches(episode.turns) for episode in episodes]
     sequences = [
@@ -36,6 +38,9 @@ def episode_metrics(episodes: Sequence[Episode]) -> dict[str, float]:
         "camp/pack_ratio": packed / sum(path.size for paths in sequences for path in paths),
         "camp/edit_freq": float((evicted > 0).mean()),
         "camp/edit_depth": float(evicted[evicted > 0].mean()) if evicted.any() else math.nan,
+        "camp/sessions": float(len(episodes)),
+        "camp/evict_sessions": float((evicted > 0).sum()),
+        "camp/evict_ratio": float(evicted.mean()),
         "camp/max_context": float(max(path.size for paths in sequences for path in paths)),
         "camp/template_junctions": (
             causes.count("chat_template") / len(causes) if causes else math.nan

@@ -114,15 +114,17 @@ def _train_cell(
     trainer = Trainer(args, model, load_model(args.hf_checkpoint) if args.use_kl_loss else None)
     bar = start_bar(progress, f"train {name}")
     size = args.rollout_batch_size * args.n_samples_per_prompt
-    about = {"method": name, "harness": args.camp_harness, **episode_metrics(episodes)}
+    about = {"method": name, "harness": args.camp_harness}
     steps: list[dict[str, float]] = []
     for rollout in range(args.num_rollout):
         part = episodes[rollout * size : (rollout + 1) * size]
-        steps += trainer.train(part, rollout, lambda n: progress.advance(bar, n))
+        found = trainer.train(part, rollout, lambda n: progress.advance(bar, n))
+        for metrics in found:
+            row = {**about, "rollout": rollout, **episode_metrics(part), **metrics}
+            log.write(name, len(steps), row)
+            steps.append(metrics)
     progress.update(bar, total=progress.tasks[bar].completed)
-    for i, metrics in enumerate(steps):
-        log.write(name, i, {**about, **metrics})
-    return {**about, **_mean(steps), "steps": len(steps)}
+    return {**about, **episode_metrics(episodes), **_mean(steps), "steps": len(steps)}
 
 
 def _mean(steps: Sequence[Mapping[str, float]]) -> dict[str, float]:

@@ -69,11 +69,12 @@ class LocalEngine:
             self.weight_version = version
 
     def close(self) -> None:
-        """Stop the worker; requests that are still open fail."""
+        """Stop the worker and free its caches; requests that are still open fail."""
         with self._lock:
             self._closed = True
         self._jobs.put(None)
         self._thread.join()
+        self.decoder.reset()
 
     def submit(self, body: Mapping[str, Any]) -> _Job:
         """Validate a `/generate` body and queue it.

@@ -252,7 +252,12 @@ def train_and_log(
     before = trainer.updates
     rows = trainer.train(episodes, step, lambda tokens: progress.advance(bar, tokens))
     progress.update(bar, total=progress.tasks[bar].completed)
-    about = {"method": name, "harness": trainer.args.camp_harness, **episode_metrics(episodes)}
+    about = {
+        "method": name,
+        "harness": trainer.args.camp_harness,
+        "rollout": step,
+        **episode_metrics(episodes),
+    }
     for i, metrics in enumerate(rows):
         row = {**about, **metrics}
         log.write(name, before + i, row)

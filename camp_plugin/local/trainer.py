@@ -29,6 +29,9 @@ def load_function(path: str) -> Any:
     return getattr(import_module(module), attribute)
 
 
+LEAF_ACTIVE = "camp/leaf_active"
+
+
 class Trainer:
     """Model, optimizer and the hooks of one method."""
 
@@ -158,16 +161,22 @@ class Trainer:
             hook = self.method.before_train_step
             hook(self.args, rollout_id, step, self.model, self.optimizer, None)
         totals: dict[str, float] = {}
-        tokens = loss_tokens = masked_rows = 0
+        tokens = loss_tokens = masked_rows = batches = active = 0
         for batch in self.micro_batches(data, step):
             size = batch["tokens"].numel()
             tokens += size
             loss_tokens += sum(int(mask.sum()) for mask in batch["loss_masks"])
             masked_rows += sum(not bool(mask.any()) for mask in batch["loss_masks"])
-            for name, value in self._micro_batch(batch).items():
-                totals[name] = totals.get(name, 0.0) + float(value)
+            found = {name: float(value) for name, value in self._micro_batch(batch).items()}
+            batches += 1
+            active += found.get(LEAF_ACTIVE, 0.0) > 0
+            for name, value in found.items():
+                totals[name] = totals.get(name, 0.0) + value
             progress(size)
         means = {name: total / self.args.global_batch_size for name, total in totals.items()}
+        if LEAF_ACTIVE in means:  # of micro-batches (002, Table 11); a hook cannot count those
+            means[LEAF_ACTIVE] = active / batches
+        means["rows_per_batch"] = sum(x == step for x in data["step_ids"]) / batches
         counts = {
             "train_tokens": tokens,
             "loss_tokens": loss_tokens,

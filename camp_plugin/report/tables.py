@@ -118,3 +118,43 @@ def pitfall_findings(found: Mapping[str, Mapping[str, Any]]) -> list[str]:
             "comes from tokens that the schedule wrote knowing what was removed."
         )
     return lines
+
+
+def activation(rows: Sequence[Mapping[str, Any]]) -> Table:
+    """Run means per method and harness: eviction density and each method's own channel (002,
+    Tables 10 and 11)."""
+    table = Table(title="Run means (002, Tables 10 and 11)")
+    for header in ("harness", "method"):
+        table.add_column(header)
+    for header in ("sess. w/ evict", "ratio", "drift", "seg", "pack", "KL 1e-3", "act"):
+        table.add_column(header, justify="right")
+    cells: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
+    for row in rows:
+        if not row.get("summary"):
+            cells.setdefault((row["harness"], row["method"]), []).append(row)
+    for (harness, method), steps in cells.items():
+        kl = _mean(steps, "camp/kl_sdcc")
+        table.add_row(
+            harness,
+            method,
+            _sessions(steps),
+            _cell(_mean(steps, "camp/evict_ratio"), ".3f"),
+            _cell(_mean(steps, "camp/logdiff_mean"), ".2e"),
+            _cell(_mean(steps, "camp/segments") if method == "logit_tree" else None, ".2f"),
+            _cell(_mean(steps, "rows_per_batch") if method == "packed_mask" else None, ".2f"),
+            _cell(None if kl is None else 1e3 * kl, ".2f"),
+            _cell(_mean(steps, "camp/leaf_active"), ".2f"),
+        )
+    return table
+
+
+def _sessions(steps: Sequence[Mapping[str, Any]]) -> str:
+    """Episodes with evictions / episodes; the optimizer steps of one rollout step share theirs."""
+    rollouts = {step["rollout"]: step for step in steps}
+    evicted = sum(step["camp/evict_sessions"] for step in rollouts.values())
+    return f"{evicted:.0f}/{sum(step['camp/sessions'] for step in rollouts.values()):.0f}"
+
+
+def _mean(steps: Sequence[Mapping[str, Any]], key: str) -> float | None:
+    values = [step[key] for step in steps if step.get(key) is not None]
+    return sum(values) / len(values) if values else None

@@ -61,6 +61,26 @@ def test_train_runs_rollouts_and_updates_the_weights(tmp_path, model):
     assert list((directory / "tensorboard").rglob("events*"))
 
 
+def test_plot_shows_a_run(tmp_path, model, capsys):
+    path = config(tmp_path, model, num_rollout=2, global_batch_size=1)
+    assert main(["train", "--config", str(path), "--set", "run_name=q"]) == 0
+    directory = tmp_path / "runs" / "q"
+    logged = rows(directory)
+    assert [r["rollout"] for r in logged] == [0, 0, 1, 1]
+    capsys.readouterr()
+    assert main(["plot", str(directory)]) == 0
+    out = capsys.readouterr().out
+    steps = {r["rollout"]: r for r in logged}.values()
+    evicted = sum(r["camp/evict_sessions"] for r in steps)
+    assert f"{evicted:.0f}/4" in out and "sdcc" in out, "every rollout step counts once"
+    assert (directory / "metrics.png").read_bytes().startswith(b"\x89PNG")
+    assert main(["plot", str(tmp_path)]) == 2
+    assert "metrics.jsonl: there is no such file" in capsys.readouterr().err
+    (tmp_path / "metrics.jsonl").write_text("")
+    assert main(["plot", str(tmp_path)]) == 2
+    assert "no optimizer step" in capsys.readouterr().err
+
+
 def test_demo_ends_with_the_matrix(tmp_path, model, capsys):
     path = config(tmp_path, model)
     assert main(["demo", "--config", str(path), "--set", "run_name=d"]) == 0

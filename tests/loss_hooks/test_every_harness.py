@@ -15,9 +15,11 @@ from support.oracle import turn_log_probs
 
 from camp_plugin.local.host import LocalHost
 from camp_plugin.probe import target_log_probs
+from harness_bridges.branches import branches, episode_tape, survivors
 from harness_bridges.errors import ConfigError
 from harness_bridges.harness import find_harness
 from loss_hooks.method import find_method
+from rollout_adapters.metrics import episode_metrics
 
 BIG = "0123456789" * 45
 
@@ -101,3 +103,52 @@ def test_every_method_trains_and_the_exact_ones_have_the_exact_gradient(groups, 
         if method in EXACT or name == "search_r1":
             assert abs(loss - expected_loss) <= 1e-9, method
             assert_same_gradients(found, expected, 1e-8)
+
+
+def evicted_by_hand(e):
+    """(share of the tape that ever left a view, branches), from sets of tape positions."""
+    tape = episode_tape(e)
+    gone, count = set(), 1
+    for turn in range(1, len(e.turns)):
+        before = set(tape.positions(turn - 1, output=True).tolist())
+        gone |= before - set(tape.positions(turn).tolist())
+        path = e.turns[turn - 1].sequence.tolist()
+        count += e.turns[turn].prompt_ids.tolist()[: len(path)] != path
+    return len(gone) / tape.tokens.size, count
+
+
+@pytest.mark.parametrize("name", WHITE_BOX)
+def test_metrics_are_those_of_the_papers_tables(groups, name):
+    """002, Tables 10 and 11, and metric 5."""
+    episodes = groups(name)
+    found = episode_metrics(episodes)
+    evicted, segments = zip(*map(evicted_by_hand, episodes), strict=True)
+    some = [c for c in evicted if c > 0]
+    assert found["camp/sessions"] == 2 and found["camp/evict_sessions"] == len(some)
+    assert found["camp/evict_ratio"] == pytest.approx(sum(evicted) / 2)
+    assert found["camp/edit_freq"] == len(some) / 2
+    assert found["camp/segments"] == sum(segments) / 2
+    if not some:
+        assert math.isnan(found["camp/edit_depth"])
+    else:
+        assert found["camp/edit_depth"] == pytest.approx(sum(some) / len(some))
+    prefixes = [
+        {t.sequence[:i].tobytes() for t in e.turns for i in range(1, t.sequence.size + 1)}
+        for e in episodes
+    ]
+    trie = sum(map(len, prefixes))
+    replicated = sum(e.turns[leg.last].sequence.size for e in episodes for leg in branches(e.turns))
+    assert found["camp/pack_ratio"] == pytest.approx(trie / replicated)
+
+
+@pytest.mark.parametrize("name", ("search_r1", "agentfold", "file_memory"))
+def test_act_and_pack_count_micro_batches(groups, model, name):
+    """One row fills a micro-batch of this size, so a micro-batch is an episode."""
+    episodes = groups(name)
+    _, _, metrics = gradients(model, "sdcc", episodes, max_tokens_per_gpu=1)
+    leaves = [survivors(e.turns, episode_tape(e)).diverges.any() for e in episodes]
+    assert metrics["camp/leaf_active"] == sum(leaves) / 2
+    assert metrics["rows_per_batch"] == 1.0
+    _, _, packed = gradients(model, "packed_mask", episodes, max_tokens_per_gpu=10**6)
+    assert packed["rows_per_batch"] == 2.0
+    assert "camp/leaf_active" not in packed
