@@ -29,6 +29,7 @@ bench: $(VENV)/.local
 	$(BIN)/python benchmarks/methods.py
 	$(BIN)/python benchmarks/sdcc_memory.py
 	$(BIN)/python benchmarks/alignment.py
+	$(BIN)/python benchmarks/recording.py
 
 $(VENV)/.base:
 	$(PYTHON) -m venv $(VENV)
