@@ -86,6 +86,8 @@ def demo(values: Mapping[str, Any], methods: Sequence[str]) -> Path:
     console = Console(width=None if Console().is_terminal else 180)
     console.print(matrix(rows))
     console.print(f"results: {directory}/ (metrics.jsonl, tensorboard/, matrix.png, episodes)")
+    store = directory / f"episodes_{first.camp_harness}.jsonl.zst"
+    console.print(f"look at them: camp-plugin report {store} --model {first.hf_checkpoint}")
     return directory
 
 

@@ -171,6 +171,25 @@ def test_scoring_gives_the_log_probs_of_given_tokens(served, model):
     assert len(raw["input_token_logprobs"]) == ids.size and raw["completion_tokens"] == 0
 
 
+@pytest.mark.parametrize("start", (12, 25, 30))
+def test_scoring_from_a_cached_prefix_is_the_same(served, model, start):
+    """What was sampled before is cached; the tokens to score may begin within or after it."""
+    _, url = served
+    prompt = np.arange(2, 22)
+    body = {
+        "input_ids": prompt.tolist(),
+        "sampling_params": {"max_new_tokens": 8, "ignore_eos": True},
+    }
+    ids = np.array([*prompt, *post(url, body).json()["output_ids"], 5, 9, 7])
+
+    async def go():
+        async with SGLangClient(url) as client:
+            return await client.score(ids, start)
+
+    expected = plain_log_probs(model, ids[:start].tolist(), ids[start:].tolist(), 1.0)
+    np.testing.assert_allclose(asyncio.run(go()), expected, atol=5e-5)
+
+
 def test_scoring_before_the_first_token_is_refused():
     async def go():
         async with SGLangClient("http://127.0.0.1:9") as client:
