@@ -24,16 +24,15 @@ from rich.progress import Progress
 from camp_plugin.local.config import UnusedSettingWarning, build_config
 from camp_plugin.local.host import LocalHost
 from camp_plugin.local.log import replace_file, start_bar
-from camp_plugin.local.run import Rollouts
+from camp_plugin.local.run import Rollouts, collect
 from camp_plugin.probe import deltas, target_log_probs
 from harness_bridges.branches import branches, episode_tape, survivors
 from harness_bridges.engine import ChatTokenizer, Engine, Generation, Session
 from harness_bridges.errors import ConfigError
 from harness_bridges.record import Episode, FloatArray, IntArray
-from harness_bridges.store import read_episodes
 from harness_bridges.tape import Tape
 from loss_hooks.method import find_method
-from rollout_adapters.rollout import Policy, plan_jobs
+from rollout_adapters.rollout import Policy
 from rollout_adapters.sglang import SGLangClient
 
 LEAD = "Thought:"
@@ -229,40 +228,51 @@ def probe_pitfalls(
         rollouts: episodes of each.
         values: settings over the probe's own (`SETTINGS`, `SHORT`).
         progress: shows where it is.
-        save: directory that keeps the episodes, one store per harness.
+        save: directory that keeps the episodes, one store per harness; those that are there
+            already are not run again.
 
     Returns:
         Harness name to its `HarnessPitfalls.summary`.
     """
     if rollouts < 1:
         raise ConfigError(f"--rollouts {rollouts}: must be at least 1")
-    args = {name: _args(name, values) for name in harnesses}
+    args = {name: _args(name, values, rollouts) for name in harnesses}
     if unused := set(values) - {key for cell in args.values() for key in vars(cell)}:
         text = f"{', '.join(sorted(unused))}: no effect in this probe"
         warnings.warn(text, UnusedSettingWarning, stacklevel=2)
     host = LocalHost(model)
     if save:
-        save.mkdir(parents=True, exist_ok=True)
-        # As a run's directory has it: `camp-plugin report` finds the tokenizer by it.
-        replace_file(save / "config.json", json.dumps({"hf_checkpoint": values["hf_checkpoint"]}))
+        _claim(save, values)
     found = {}
     with tempfile.TemporaryDirectory() as scratch:
         for name in harnesses:
             store = (save or Path(scratch)) / f"episodes_{name}.jsonl.zst"
-            if store.exists():
-                raise ConfigError(f"{store}: exists; give --save another directory")
-            _run(args[name], model, rollouts, store, progress)
+            episodes = _episodes(args[name], model, store, progress)
             result = HarnessPitfalls()
             bar = start_bar(progress, f"score {name}", rollouts)
-            for episode in read_episodes(store):
+            for episode in episodes:
                 result.add(episode, host)
                 progress.advance(bar)
             found[name] = result.summary()
     return found
 
 
-def _args(harness: str, values: Mapping[str, Any]) -> SimpleNamespace:
-    own = {**SETTINGS, **SHORT.get(harness, {}), **values, "camp_harness": harness}
+def _claim(directory: Path, values: Mapping[str, Any]) -> None:
+    """A directory belongs to one model and its settings, so that an interrupted probe goes on."""
+    path = directory / "config.json"
+    mine = json.dumps(dict(sorted(values.items())))
+    if path.exists() and path.read_text() != mine:
+        raise ConfigError(
+            f"{path}: belongs to {path.read_text()[:200]}, this probe to {mine}; give --save "
+            "another directory"
+        )
+    directory.mkdir(parents=True, exist_ok=True)
+    replace_file(path, mine)
+
+
+def _args(harness: str, values: Mapping[str, Any], rollouts: int) -> SimpleNamespace:
+    size = {"rollout_batch_size": rollouts, "n_samples_per_prompt": 1, "global_batch_size": 1}
+    own = {**SETTINGS, **SHORT.get(harness, {}), **values, **size, "camp_harness": harness}
     with warnings.catch_warnings():
         # Each harness uses the settings that are its own.
         warnings.simplefilter("ignore", UnusedSettingWarning)
@@ -274,17 +284,17 @@ def _args(harness: str, values: Mapping[str, Any]) -> SimpleNamespace:
     return args
 
 
-def _run(args: SimpleNamespace, model: Any, count: int, store: Path, progress: Progress) -> None:
+def _episodes(args: SimpleNamespace, model: Any, store: Path, progress: Progress) -> list[Episode]:
     rollouts = Rollouts(args, model)
-    tasks = rollouts.environment.tasks("train")
-    jobs = plan_jobs(tasks, 0, count, 1)
-    if not hasattr(rollouts.environment.start(tasks[0]), "demonstrate"):
+    session = rollouts.environment.start(rollouts.jobs(0)[0].task)
+    session.close()
+    if not hasattr(session, "demonstrate"):
         raise ConfigError(
             f"camp_environment={args.camp_environment!r}: its sessions have no demonstrate(), "
             "which the probe's schedule needs"
         )
     try:
-        rollouts.run(jobs, store, progress, f"episodes {args.camp_harness}", _policy(rollouts))
+        return collect(rollouts, 0, store, progress, _policy(rollouts))
     finally:
         rollouts.engine.close()
 

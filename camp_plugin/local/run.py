@@ -98,13 +98,20 @@ class Rollouts:
                 advance()
 
 
-def collect(rollouts: Rollouts, step: int, store: Path, progress: Progress) -> list[Episode]:
+def collect(
+    rollouts: Rollouts,
+    step: int,
+    store: Path,
+    progress: Progress,
+    policy: Policy | None = None,
+) -> list[Episode]:
     """One rollout step's episodes, in order; those already in the store are not run again."""
     jobs = rollouts.jobs(step)
     have = _stored(store, jobs)
     missing = [job for job in jobs if job.rollout_id not in have]
     if missing:
-        rollouts.run(missing, store, progress, f"rollout {step} ({rollouts.args.camp_harness})")
+        label = f"rollout {step} ({rollouts.args.camp_harness})"
+        rollouts.run(missing, store, progress, label, policy)
         have = _stored(store, jobs)
     return [have[job.rollout_id] for job in jobs]
 

@@ -163,6 +163,26 @@ def test_bad_arguments_name_the_remedy(words, message, model_dir, capsys):
     assert message in capsys.readouterr().err
 
 
+def test_an_interrupted_probe_goes_on(model_dir, tmp_path, capsys, monkeypatch):
+    sets = [word for item in SETTINGS for word in ("--set", item)]
+    words = ["probe", "--pitfalls", "--harness", "tc_rag", "--model", model_dir, "--json", *sets]
+    save = ["--save", str(tmp_path / "kept"), "--rollouts"]
+    assert main([*words, *save, "1"]) == 0
+    store = tmp_path / "kept" / "episodes_tc_rag.jsonl.zst"
+    size = store.stat().st_size
+    assert main([*words, *save, "2"]) == 0, "one more episode"
+    assert [e.rollout_id for e in read_episodes(store)] == [0, 1]
+    assert store.read_bytes()[:size] and store.stat().st_size > size
+    going_on = json.loads(capsys.readouterr().out.splitlines()[-1])["harnesses"]["tc_rag"]
+    assert main([*words, "--rollouts", "2"]) == 0
+    at_once = json.loads(capsys.readouterr().out)["harnesses"]["tc_rag"]
+    for key in ("junctions", "diverging_leaves", "evicted"):
+        assert at_once[key] == going_on[key]
+    assert at_once["delta_comp"]["mean"] == pytest.approx(going_on["delta_comp"]["mean"], abs=1e-4)
+    assert main([*words, "--set", "seed=8", *save, "2"]) == 2
+    assert "give --save another directory" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("name", ("file_memory", "memory_tools", "compaction"))
 def test_boundaries_fire_on_the_packaged_model(name, tmp_path, monkeypatch):
     """The probe's context sizes are made for it."""
