@@ -137,9 +137,10 @@ class HarnessPitfalls:
     def add(self, episode: Episode, host: LocalHost) -> None:
         """Count the episode's tree and score it under the three conditionings."""
         tape = episode_tape(episode)
-        self.junctions.append(len(branches(episode.turns)) - 1)
+        starts = [leg.first for leg in branches(episode.turns)[1:]]
+        self.junctions.append(len(starts))
         self.leaves.append(int(survivors(episode.turns, tape).diverges.sum()))
-        self.evicted += [left_view(tape, turn) for turn in sorted({e.turn for e in tape.edits})]
+        self.evicted += [left_view(tape, turn) for turn in starts]
         if not tape.edits:
             return  # all three conditionings are one
         names = ("naive_compressed", "naive_full")

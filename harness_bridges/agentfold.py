@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from harness_bridges.chat import Message
+from harness_bridges.chat import Message, with_note
 from harness_bridges.conversation import Conversation
 from harness_bridges.errors import ConfigError
 from harness_bridges.harness import register_harness
@@ -58,34 +59,34 @@ class AgentFold:
                 f"agentfold_threshold + agentfold_summary_tokens = {needed}: must be below the "
                 f"context of {conversation.limits.max_context} tokens, or no fold can happen"
             )
-        head = len(conversation.messages)
-        problem = await self._maybe_fold(conversation, head, "")
+        opening = list(conversation.messages)
+        problem = ""
         while await conversation.act():
-            problem = await self._maybe_fold(conversation, head, problem)
+            problem = await self._maybe_fold(conversation, opening, problem)
 
-    async def _maybe_fold(self, conversation: Conversation, head: int, problem: str) -> str:
+    async def _maybe_fold(
+        self, conversation: Conversation, opening: Sequence[Message], problem: str
+    ) -> str:
         """Fold if it is time to; returns what was wrong with the summary, or nothing.
 
         Args:
             conversation: the episode.
-            head: messages of the opening, never folded.
+            opening: its first messages, never folded; a summary joins the last one.
             problem: of the last summary, if it could not be used: the policy is told.
         """
         messages = conversation.messages
         if conversation.turns_left < 1:
             return problem  # no call follows that would see the summary
         tail = len(messages) - 2 * self.config.agentfold_keep
-        if tail <= head or conversation.prompt_length() <= self.config.agentfold_threshold:
+        if tail <= len(opening) or conversation.prompt_length() <= self.config.agentfold_threshold:
             return problem
-        if tail == head + 1 and len(messages[head].parts) == 2:
-            return problem  # only the last summary is left: folding it again frees nothing
-        request = Message("user", (" ".join(filter(None, (problem, INSTRUCTION))),))
+        request = with_note(messages, " ".join(filter(None, (problem, INSTRUCTION))))
         summary = await conversation.sample(
-            request, stop=(), max_new_tokens=self.config.agentfold_summary_tokens
+            messages=request, stop=(), max_new_tokens=self.config.agentfold_summary_tokens
         )
         if summary is None:
             return problem
-        folded = [*messages[:head], Message("user", (HEADING, summary)), *messages[tail:]]
+        folded = [*with_note(opening, HEADING, summary), *messages[tail:]]
         if not summary.text.strip():
             return self._refused(conversation, EMPTY)
         if conversation.prompt_length(folded) >= conversation.prompt_length():

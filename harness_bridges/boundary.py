@@ -149,11 +149,3 @@ class _Budget:
             self.conversation.ended = "context"
             return None
         return await self.conversation.respond(stop=stop, max_new_tokens=max_new_tokens)
-
-
-def with_note(opening: Sequence[Message], *parts: str | Sampled) -> list[Message]:
-    """The opening with something added at its end."""
-    *before, last = opening
-    if last.role != "user":
-        return [*opening, Message("user", parts)]
-    return [*before, Message("user", (*last.parts, "\n\n", *parts))]

@@ -67,6 +67,17 @@ class _Region:
     offset: int = 0
 
 
+def with_note(messages: Sequence[Message], *parts: Part) -> list[Message]:
+    """The messages with something from the user's side at their end.
+
+    It joins a last user message: templates of many models refuse two in a row.
+    """
+    *before, last = messages
+    if last.role != "user":
+        return [*messages, Message("user", parts)]
+    return [*before, Message("user", (*last.parts, "\n\n", *parts))]
+
+
 def sampled_text(chat: ChatTokenizer, ids: Sequence[int], turn: int) -> Sampled:
     """Wrap sampled ids; a final end-of-turn id stays among the ids but not in the text."""
     array = np.asarray(ids, dtype=np.int64)
@@ -111,7 +122,8 @@ def _regions(
             return None
         stop = at + len(full) - cut
         offset = _suffix_offset(chat, slots[slot], full[cut:]) if cut else 0
-        if offset is not None and stop > at:
+        # An empty text may still stand for an end-of-turn token.
+        if offset is not None and (stop > at or not cut):
             regions.append(_Region(at, stop, slots[slot], offset))
         at = stop
     return regions if at == len(text) else None

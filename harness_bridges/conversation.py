@@ -5,7 +5,14 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
-from harness_bridges.chat import Message, Sampled, prompt_ids, render_pieces, sampled_text
+from harness_bridges.chat import (
+    Message,
+    Sampled,
+    prompt_ids,
+    render_pieces,
+    sampled_text,
+    with_note,
+)
 from harness_bridges.engine import ChatTokenizer, Engine, RunIds, RunLimits, Session, Shell
 from harness_bridges.errors import ConfigError
 from harness_bridges.record import Episode
@@ -57,11 +64,7 @@ class Conversation:
 
     def observe(self, text: str) -> None:
         """Tell the policy something; it joins a user message that is not answered yet."""
-        last = self.messages[-1] if self.messages else Message("assistant", ())
-        if last.role == "user":
-            self.messages[-1] = Message("user", (*last.parts, "\n\n", text))
-        else:
-            self.messages.append(Message("user", (text,)))
+        self.messages = with_note(self.messages, text)
 
     def token_count(self, text: str) -> int:
         """Tokens of a text on its own."""
@@ -111,14 +114,19 @@ class Conversation:
                 await self._shell.close()
 
     async def sample(
-        self, *extra: Message, stop: Sequence[str], max_new_tokens: int
+        self,
+        *,
+        stop: Sequence[str],
+        max_new_tokens: int,
+        messages: Sequence[Message] | None = None,
     ) -> Sampled | None:
-        """One model call on the messages and `extra`. None if the context cannot hold it or the
+        """One model call on the messages, or on others. None if the context cannot hold it or the
         engine aborted it.
 
         What was sampled enters the record, but not the messages: that is the harness's choice.
         """
-        pieces = render_pieces(self._chat, [*self.messages, *extra])
+        shown = list(self.messages if messages is None else messages)
+        pieces = render_pieces(self._chat, shown)
         prompt = prompt_ids(pieces)
         room = self.limits.max_context - prompt.size
         if room < 1 and not self._recorder.turns:
@@ -139,7 +147,7 @@ class Conversation:
         turn = len(self._recorder.turns)
         self._recorder.add(pieces, generation, *self._label())
         self._edit = ("", "")
-        self._sent = [*self.messages, *extra]
+        self._sent = shown
         self._rewards.append(0.0)
         if generation.finish_reason == "abort":
             self.ended = "aborted"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -127,7 +128,7 @@ class _Store:
     def _bounds(self, span: Any) -> tuple[int, int] | None:
         """Message indices of a span of results, both of whose ends are in the context."""
         ends = str(span).split("-")
-        if not 1 <= len(ends) <= 2 or not all(end.strip().isdecimal() for end in ends):
+        if not 1 <= len(ends) <= 2 or not all(re.fullmatch(r"\s*[0-9]{1,9}\s*", e) for e in ends):
             return None
         first, last = int(ends[0]), int(ends[-1])
         if not 1 <= first <= last <= len(self.results):

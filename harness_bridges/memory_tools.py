@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 
-from harness_bridges.boundary import MEMORY_BYTES, BoundaryConfig, play, with_note
-from harness_bridges.chat import Message, Sampled
+from harness_bridges.boundary import MEMORY_BYTES, BoundaryConfig, play
+from harness_bridges.chat import Message, Sampled, with_note
 from harness_bridges.conversation import Conversation
 from harness_bridges.harness import register_harness
 from harness_bridges.tools import Call, find_call, json_object

@@ -17,18 +17,23 @@ class Call:
     body: str
 
 
-def find_call(text: str, tools: Iterable[str]) -> Call | None:
+def find_call(text: str, tools: Sequence[str]) -> Call | None:
     """The first complete call of one of the tools; None if the response has none."""
     names = "|".join(map(re.escape, tools)) or "(?!)"
-    found = re.search(rf"<({names})>(.*?)</\1>", text, re.DOTALL)
-    return Call(found.group(1), found.group(2)) if found else None
+    last = {name: text.rfind(f"</{name}>") for name in tools}
+    for opened in re.finditer(f"<({names})>", text):
+        tool, start = opened.group(1), opened.end()
+        if start <= last[tool]:
+            return Call(tool, text[start : text.index(f"</{tool}>", start)])
+    return None
 
 
 def json_object(body: str) -> dict[str, Any] | None:
-    """The call's arguments; None if its body is no JSON object."""
+    """The call's arguments; None if its body is no JSON object whose text can be encoded."""
     try:
         found = json.loads(body)
-    except ValueError:
+        json.dumps(found, ensure_ascii=False).encode()  # half a surrogate pair is no text
+    except (ValueError, RecursionError):
         return None
     return found if isinstance(found, dict) else None
 

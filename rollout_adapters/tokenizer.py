@@ -52,7 +52,17 @@ class HFChat:
         return text
 
     def render(self, messages: Sequence[Mapping[str, str]]) -> str:
-        text: str = self.tokenizer.apply_chat_template(
-            list(messages), tokenize=False, add_generation_prompt=True
-        )
+        from jinja2 import TemplateError
+
+        try:
+            text: str = self.tokenizer.apply_chat_template(
+                list(messages), tokenize=False, add_generation_prompt=True
+            )
+        except TemplateError as error:
+            roles = ", ".join(message["role"] for message in messages)
+            raise ConfigError(
+                f"{self.tokenizer.name_or_path}: its chat template refuses these messages "
+                f"({roles}): {error}; choose a harness that keeps the order which it asks for, or "
+                "a model whose template has none"
+            ) from None
         return text

@@ -17,6 +17,7 @@ from typing import Any
 
 from harness_bridges.engine import Session, Step
 from harness_bridges.errors import ConfigError
+from harness_bridges.tools import find_call
 from rollout_adapters.environments.corpus import Country, Page, build_pages, load_countries
 from rollout_adapters.environments.registry import Task, register_environment
 
@@ -34,7 +35,6 @@ EXAMPLE = (
     ("assistant", "<answer>Euro</answer>"),
 )
 STOP = ("</search>", "</answer>")
-_ACTION = re.compile(r"<(search|answer)>(.*?)</\1>", re.DOTALL)
 
 
 def normalise(answer: str) -> str:
@@ -148,12 +148,12 @@ class SearchSession:
         self._searches = [task["first"], task["last"]]
 
     def step(self, response: str) -> Step:
-        action = _ACTION.search(response)
+        action = find_call(response, ("search", "answer"))
         if action is None:
             text = "Reply with <search>words</search> or <answer>answer</answer>."
             return Step(observation=text, done=False)
-        kind, content = action.group(1), action.group(2).strip()
-        if kind == "answer":
+        content = action.body.strip()
+        if action.tool == "answer":
             right = normalise(content) == normalise(self.answer)
             return Step(observation="", done=True, reward=1.0 if right else FORMAT_BONUS)
         pages = self.environment.search(content)

@@ -12,7 +12,7 @@ import uuid
 from harness_bridges.engine import FileState, ShellResult
 from harness_bridges.errors import ConfigError
 from rollout_adapters.sandbox.cgroup import Cgroup
-from rollout_adapters.sandbox.config import UID, WORK, SandboxConfig
+from rollout_adapters.sandbox.config import UID, WORK, SandboxConfig, refused_command
 from rollout_adapters.sandbox.look import look
 
 NOBODY = 65534
@@ -43,28 +43,52 @@ class BubblewrapShell:
         options = f"size={config.sandbox_disk_mib}m,nr_inodes={config.sandbox_files},mode=0755"
         # It waits on its standard input: should we die, that closes and the workspace is gone.
         script = f"mount -t tmpfs -o {options} tmpfs {directory} && echo ready && exec cat"
-        holder = await asyncio.create_subprocess_exec(
-            *_unprivileged(),
-            *("unshare", "--user", "--map-root-user", "--mount", "--propagation", "private"),
-            *("sh", "-c", script),
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.STDOUT,
-            start_new_session=True,
-        )
-        assert holder.stdout is not None
-        line = (await holder.stdout.readline()).decode().strip()
-        shell = cls(config, holder, directory)
-        if line != "ready":
-            await shell.close()
-            raise ConfigError(
-                f"camp_sandbox=bubblewrap: no user namespace ({line}); allow unprivileged user "
-                "namespaces, or use docker"
+        try:
+            holder = await asyncio.create_subprocess_exec(
+                *_unprivileged(),
+                *("unshare", "--user", "--map-root-user", "--mount", "--propagation", "private"),
+                *("sh", "-c", script),
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.STDOUT,
+                start_new_session=True,
             )
+        except BaseException:
+            os.rmdir(directory)
+            raise
+        shell = cls(config, holder, directory)
+        try:
+            assert holder.stdout is not None
+            line = (await holder.stdout.readline()).decode().strip()
+            if line != "ready":
+                raise ConfigError(
+                    f"camp_sandbox=bubblewrap: cannot mount a workspace on {directory} ({line}); "
+                    "allow unprivileged user namespaces and let everybody search the directories "
+                    "above it (TMPDIR), or use docker"
+                )
+        except BaseException:  # also if the episode is cancelled
+            await shell.close()
+            raise
         return shell
 
     async def run(self, command: str) -> ShellResult:
+        if refused := refused_command(command):
+            return refused
         group = Cgroup.make(f"camp-{uuid.uuid4().hex}", self.config)
+        try:
+            output, limit, code = await self._run(command, group)
+        finally:
+            await group.close()
+        if limit:
+            code = 124 if limit == "seconds" else 137
+        return ShellResult(
+            output=output.decode(errors="replace"),
+            exit_code=code if code >= 0 else 137,
+            limit=limit,
+        )
+
+    async def _run(self, command: str, group: Cgroup) -> tuple[bytes, str, int]:
+        """Output, the limit that stopped it or nothing, and exit code."""
         arguments = self._arguments(command, memory_in_group=bool(group.directories))
         process = await asyncio.create_subprocess_exec(
             *("sh", "-c", f'{group.enter()}exec "$@"', "sh", *arguments),
@@ -83,14 +107,7 @@ class BubblewrapShell:
             while await process.stdout.read(65536):
                 pass  # what is still in the pipe; asyncio waits for its end
             code = await process.wait()
-            await group.close()
-        if limit:
-            code = 124 if limit == "seconds" else 137
-        return ShellResult(
-            output=output.decode(errors="replace"),
-            exit_code=code if code >= 0 else 137,
-            limit=limit,
-        )
+        return output, limit, code
 
     async def _read(self, process: asyncio.subprocess.Process) -> tuple[bytes, str]:
         """The output up to its end or a limit, and which limit that was."""
@@ -118,11 +135,14 @@ class BubblewrapShell:
             *_unprivileged(),
             *("nsenter", f"--target={self._holder.pid}", "--user", "--mount"),
             *("--preserve-credentials", "--wdns=/"),
+            # An earlier command may have locked itself out.
+            *("sh", "-c", 'chmod 755 "$0" && exec "$@"', self._directory),
             *("bwrap", "--unshare-all", "--die-with-parent", "--new-session", "--cap-drop", "ALL"),
             *("--ro-bind", "/usr", "/usr", "--symlink", "usr/bin", "/bin"),
             *("--symlink", "usr/lib", "/lib", "--symlink", "usr/lib64", "/lib64"),
             *("--ro-bind-try", "/etc/alternatives", "/etc/alternatives"),
-            *("--proc", "/proc", "--dev", "/dev", "--size", str(disk), "--tmpfs", "/tmp"),
+            *("--proc", "/proc", "--dev", "/dev", "--size", str(disk), "--tmpfs", "/dev/shm"),
+            *("--remount-ro", "/dev", "--size", str(disk), "--tmpfs", "/tmp"),
             *("--bind", self._directory, WORK, "--chdir", WORK, "--remount-ro", "/"),
             *("--uid", str(UID), "--gid", str(UID), "--hostname", "sandbox", "--clearenv"),
             *("--setenv", "PATH", "/usr/local/bin:/usr/bin:/bin", "--setenv", "HOME", WORK),

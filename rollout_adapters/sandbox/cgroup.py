@@ -10,6 +10,7 @@ from pathlib import Path
 from rollout_adapters.sandbox.config import SandboxConfig
 
 ROOT = Path("/sys/fs/cgroup")
+SWAP = "memory.swap.max"
 
 
 class Cgroup:
@@ -27,9 +28,11 @@ class Cgroup:
                 directory.mkdir()
                 group.directories.append(directory)
                 for file, value in limits.items():
+                    if file == SWAP and not (directory / file).exists():
+                        continue  # a kernel that does not count swap
                     (directory / file).write_text(str(value))
         except OSError:
-            group._remove()
+            group.remove()
             return cls([])
         return group
 
@@ -46,12 +49,13 @@ class Cgroup:
                         os.kill(int(pid), signal.SIGKILL)
                     except ProcessLookupError:
                         continue
-            self._remove()
+            self.remove()
             if not self.directories:
                 return
             await asyncio.sleep(0.02)
 
-    def _remove(self) -> None:
+    def remove(self) -> None:
+        """Remove the groups that are empty."""
         left = []
         for directory in self.directories:
             try:
@@ -66,7 +70,7 @@ def _limits(name: str, config: SandboxConfig) -> list[tuple[Path, dict[str, int]
     # bwrap's own two processes are inside, too.
     pids = config.sandbox_processes + 2
     if (ROOT / "cgroup.controllers").exists():
-        limits = {"memory.max": memory, "memory.swap.max": 0, "pids.max": pids}
+        limits = {"memory.max": memory, SWAP: 0, "pids.max": pids}
         return [(ROOT / name, limits)]
     return [
         (ROOT / "memory" / name, {"memory.limit_in_bytes": memory}),

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 
+from harness_bridges.engine import ShellResult
 from harness_bridges.errors import ConfigError
 
 BACKENDS = ("auto", "docker", "bubblewrap")
 WORK = "/work"
 """Where a command finds its workspace."""
+COMMAND_BYTES = 128 << 10
+"""Linux takes no longer argument."""
 UID = 1000
 """Who runs commands, inside."""
 
@@ -44,3 +47,15 @@ class SandboxConfig:
             value = getattr(self, field.name)
             if isinstance(value, int) and value < 1:
                 raise ConfigError(f"{field.name}={value}: must be at least 1")
+
+
+def refused_command(command: str) -> ShellResult | None:
+    """What the policy is told of a command that the system cannot be given, else None."""
+    if "\0" in command:
+        return ShellResult(output="The command has a null byte.", exit_code=126)
+    if len(command.encode(errors="replace")) >= COMMAND_BYTES:
+        return ShellResult(
+            output=f"The command has {COMMAND_BYTES} bytes or more; write a script in parts.",
+            exit_code=126,
+        )
+    return None

@@ -15,7 +15,7 @@ from typing import Any
 
 from harness_bridges.engine import FileState, ShellResult
 from harness_bridges.errors import ConfigError
-from rollout_adapters.sandbox.config import UID, WORK, SandboxConfig
+from rollout_adapters.sandbox.config import UID, WORK, SandboxConfig, refused_command
 
 HOST_IMAGE = "camp-plugin-host:1"
 KEEPER_SECONDS = 24 * 3600
@@ -25,9 +25,11 @@ DEADLINE_SLACK = 15
 # The command's output goes to a file of limited size, so that a process that stays behind, or
 # that ignores closed pipes, cannot hold the container open. This shell is process 1 of its
 # namespace: no signal from inside ends it, and `kill -9 -1` ends all others. The engine stores
-# output by lines, a hundred bytes each: base64 has one.
+# output by lines, a hundred bytes each: base64 has one. An earlier command may have locked itself
+# out of the workspace.
 RUN = """
 exec 2>/dev/null
+chmod 755 "$HOME"
 timeout -s KILL "$1" bash -c "$2" </dev/null >/out/log 2>&1; code=$?
 kill -9 -1
 head -c "$3" /out/log | base64 -w 0
@@ -144,6 +146,8 @@ class DockerShell:
             raise
 
     async def run(self, command: str) -> ShellResult:
+        if refused := refused_command(command):
+            return refused
         return await asyncio.to_thread(self._run, command)
 
     def _run(self, command: str) -> ShellResult:

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import shutil
+import uuid
+import warnings
 from collections.abc import Awaitable, Callable
 
 from harness_bridges.engine import Shell
 from harness_bridges.errors import ConfigError
+from rollout_adapters.sandbox.cgroup import Cgroup
 from rollout_adapters.sandbox.config import SandboxConfig
 
 
@@ -55,4 +58,13 @@ class Sandbox:
                 f"camp_sandbox={self.config.camp_sandbox!r}: {', '.join(missing)} not found; "
                 "install bubblewrap and util-linux"
             )
+        group = Cgroup.make(f"camp-{uuid.uuid4().hex}", self.config)
+        if not group.directories:
+            warnings.warn(
+                "camp_sandbox=bubblewrap: this process may not make control groups; "
+                "sandbox_memory_mib and sandbox_processes hold for each process and user, not "
+                "for a whole command: use docker where policies are not trusted",
+                stacklevel=2,
+            )
+        group.remove()
         return lambda: BubblewrapShell.open(self.config)

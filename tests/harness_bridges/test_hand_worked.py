@@ -95,12 +95,11 @@ def test_agentfold_folds_a_fold():
     head = ["[system] S", "[user] Q"]
     a, b, c = (f"[assistant] <search>{x}</search>" for x in "abc")
     o1, o2, o3 = (f"[user] {i}{long}" for i in "123")
-    assert prompts[2] == view(*head, a, o1, b, o2, f"[user] {INSTRUCTION}")
-    assert prompts[3] == view(*head, f"[user] {HEADING}sum one", b, o2)
-    assert prompts[4] == view(
-        *head, f"[user] {HEADING}sum one", b, o2, c, o3, f"[user] {INSTRUCTION}"
-    )
-    assert prompts[5] == view(*head, f"[user] {HEADING}sum two", c, o3)
+    one, two = (["[system] S", f"[user] Q\n\n{HEADING}sum {n}"] for n in ("one", "two"))
+    assert prompts[2] == view(*head, a, o1, b, f"{o2}\n\n{INSTRUCTION}")
+    assert prompts[3] == view(*one, b, o2)
+    assert prompts[4] == view(*one, b, o2, c, f"{o3}\n\n{INSTRUCTION}")
+    assert prompts[5] == view(*two, c, o3)
     assert kinds(e) == [(3, "fold", "length"), (5, "fold", "length")]
     assert len(e.turns) == 6 and e.metadata["ended"] == "environment"
 
@@ -118,7 +117,7 @@ def test_a_useless_summary_costs_a_turn_and_changes_nothing(summary, problem):
     head = ["[system] S", "[user] Q"]
     a, b = (f"[assistant] <search>{x}</search>" for x in "ab")
     assert prompts[3] == view(*head, a, f"[user] 1{long}", b, f"[user] 2{long}")
-    assert f"[user] {problem} {INSTRUCTION}" in prompts[4], "the next request says why"
+    assert f"\n\n{problem} {INSTRUCTION}" in prompts[4], "the next request says why"
     assert kinds(e) == [(3, "strip", "harness"), (5, "fold", "length")]
     short, _ = play(harness, texts, world=World([f"1{long}", f"2{long}", f"3{long}"]),
                     template=VIEW, max_turns=3)  # fmt: skip

@@ -1,12 +1,15 @@
 """Whatever a command does, the observation is bounded and nobody else notices (both backends)."""
 
 import asyncio
+import tempfile
 import time
+from pathlib import Path
 
 import pytest
 from support.harnesses import backends
 
 from harness_bridges.errors import ConfigError
+from rollout_adapters.sandbox.cgroup import Cgroup
 from rollout_adapters.sandbox.config import SandboxConfig
 from rollout_adapters.sandbox.sandbox import Sandbox
 
@@ -111,3 +114,66 @@ def test_settings_are_checked():
         SandboxConfig(camp_sandbox="podman")
     with pytest.raises(ConfigError, match="sandbox_seconds=0: must be at least 1"):
         SandboxConfig(sandbox_seconds=0)
+
+
+@pytest.mark.parametrize("command", ("echo \0", "true " + "x" * (128 << 10)))
+def test_commands_that_the_system_cannot_take_are_answered(run, command):
+    refused, after = run(command, "echo fine")
+    assert refused.exit_code == 126 and refused.output.startswith("The command has")
+    assert after.output == "fine\n"
+
+
+def test_a_workspace_without_permissions_is_repaired_for_the_next_command(run):
+    locked, after = run("echo a > b; chmod 000 .", "cat b")
+    assert locked.exit_code == 0 and after.output == "a\n"
+
+
+needs_bubblewrap = pytest.mark.skipif("bubblewrap" not in backends(), reason="needs bubblewrap")
+
+
+def groups():
+    return {p for kind in ("memory", "pids") for p in Path("/sys/fs/cgroup", kind).glob("camp-*")}
+
+
+@needs_bubblewrap
+def test_cancelling_leaves_nothing_behind():
+    """As when a sibling episode fails: while it opens, and in the middle of a command."""
+
+    async def cancelled(delay):
+        async def episode():
+            shell = await Sandbox(config).open()
+            try:
+                await shell.run("sleep 60")
+            finally:
+                await shell.close()
+
+        task = asyncio.create_task(episode())
+        await asyncio.sleep(delay)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    config = SandboxConfig(camp_sandbox="bubblewrap", **LIMITS)
+    before = set(Path(tempfile.gettempdir()).glob("camp-*")), groups()
+    for delay in (0.0, 0.005, 0.01, 0.02, 0.3):
+        asyncio.run(cancelled(delay))
+    assert (set(Path(tempfile.gettempdir()).glob("camp-*")), groups()) == before
+
+
+@needs_bubblewrap
+def test_without_control_groups_shared_memory_is_limited_and_the_user_warned(monkeypatch):
+    monkeypatch.setattr(Cgroup, "make", classmethod(lambda cls, name, config: cls([])))
+
+    async def inside():
+        shell = await Sandbox(SandboxConfig(camp_sandbox="bubblewrap", **LIMITS)).open()
+        try:
+            return await shell.run(
+                "dd if=/dev/zero of=/dev/shm/x bs=1M count=99; stat -c %s /dev/shm/x; touch /dev/y"
+            )
+        finally:
+            await shell.close()
+
+    with pytest.warns(UserWarning, match="may not make control groups"):
+        result = asyncio.run(inside())
+    assert str(LIMITS["sandbox_disk_mib"] << 20) in result.output
+    assert "Read-only" in result.output
