@@ -21,7 +21,7 @@ from harness_bridges import conversation
 from harness_bridges.recorder import Recorder
 
 HARNESSES = ("search_r1", "tc_rag", "agentfold", "memexrl", "compaction")
-# `compaction` keeps room for a boundary: its context must be larger than the demo's.
+# Longer episodes than the demo's: a record grows with its turns.
 SETTINGS = {"rollout_max_context_len": 2048, "camp_max_turns": 10}
 
 

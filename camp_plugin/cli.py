@@ -25,6 +25,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     except CampError as error:
         print(f"camp-plugin: {error}", file=sys.stderr)
         return 2
+    except OSError as error:
+        where = f"{error.filename}: " if error.filename else ""
+        print(f"camp-plugin: {where}{error.strerror or error}", file=sys.stderr)
+        return 2
     except ModuleNotFoundError as error:
         if error.name in ("camp_plugin", "loss_hooks", "rollout_adapters", "harness_bridges"):
             raise
@@ -160,6 +164,8 @@ def _probe_episodes(arguments: argparse.Namespace) -> None:
     for table in probe_tables(result.summary()):
         Console().print(table)
     print(f"junctions: {result.junctions}, of which re-tokenised text: {result.retokenised}")
+    if result.too_long:
+        print(f"tapes that naive_full cannot forward (the model's context): {result.too_long}")
 
 
 def _read_episodes(path: Path) -> list[Any]:
@@ -184,12 +190,12 @@ def _probe_pitfalls(arguments: argparse.Namespace) -> None:
         raise CampError("--temperature: has no effect with --pitfalls, which samples at 1")
     name = arguments.model or "smollm2"
     every = arguments.harness == "all"
-    harnesses = list(HARNESSES.names()) if every else arguments.harness.split(",")
+    harnesses = HARNESSES.names() if every else arguments.harness.split(",")
     values = {**read_values(None, arguments.set), "hf_checkpoint": name}
     with progress_bar(quiet=arguments.json) as progress:
         found = probe_pitfalls(
             load_model(name, "--model"),
-            harnesses,
+            list(dict.fromkeys(harnesses)),
             arguments.rollouts,
             values,
             progress,
@@ -208,11 +214,12 @@ def _report(arguments: argparse.Namespace) -> None:
     from camp_plugin.local.host import LocalHost
     from camp_plugin.local.log import progress_bar, start_bar
     from camp_plugin.local.model import load_model, model_dir
-    from camp_plugin.probe import sampling_temperature, target_log_probs
+    from camp_plugin.probe import sampling_temperature, tape_fits, target_log_probs
     from camp_plugin.report.viewer import write_report
     from loss_hooks.method import find_method
     from rollout_adapters.tokenizer import HFChat
 
+    _check_output(arguments.output)
     episodes = _read_episodes(arguments.episodes)
     if not episodes:
         raise CampError(f"{arguments.episodes}: there is no episode in it")
@@ -232,6 +239,7 @@ def _report(arguments: argparse.Namespace) -> None:
             return {
                 key: target_log_probs(episode, find_method(method), host, at)[0]
                 for key, method in conditionings
+                if key != "full" or tape_fits(episode, host)
             }
 
     with progress_bar() as progress:
@@ -250,14 +258,24 @@ def _report(arguments: argparse.Namespace) -> None:
 def _model_of_run(episodes: Path) -> str | None:
     """The model of the run that the episodes lie in: its tokenizer gives them their text."""
     config = episodes.parent / "config.json"
-    if not config.is_file():
+    try:
+        name: str = json.loads(config.read_text())["hf_checkpoint"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
         warnings.warn(
-            f"{config}: is missing, so tokens are shown as ids; --model gives them their text",
+            f"{config}: names no model ({type(error).__name__}), so tokens are shown as ids; "
+            "--model gives them their text",
             stacklevel=2,
         )
         return None
-    name: str = json.loads(config.read_text())["hf_checkpoint"]
     return name
+
+
+def _check_output(path: Path) -> None:
+    """Before any work: a result that has nowhere to go is lost."""
+    if path.is_dir():
+        raise CampError(f"{path}: is a directory; name a file")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.open("ab").close()
 
 
 def _plot(arguments: argparse.Namespace) -> None:
@@ -274,6 +292,9 @@ def _plot(arguments: argparse.Namespace) -> None:
     except ValueError as error:
         raise CampError(f"{path}: {error}; a line is damaged, the run rewrites it") from None
     output = arguments.output or arguments.directory / "metrics.png"
+    if output.suffix not in (".png", ".pdf", ".svg"):
+        raise CampError(f"{output}: name a .png, .pdf or .svg file")
+    _check_output(output)
     plot_run(rows, output, str(arguments.directory))
     Console().print(activation(rows))
     print(f"plots: {output}")

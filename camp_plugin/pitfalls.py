@@ -25,7 +25,7 @@ from camp_plugin.local.config import UnusedSettingWarning, build_config
 from camp_plugin.local.host import LocalHost
 from camp_plugin.local.log import replace_file, start_bar
 from camp_plugin.local.run import Rollouts, collect
-from camp_plugin.probe import deltas, target_log_probs
+from camp_plugin.probe import deltas, tape_fits, target_log_probs
 from harness_bridges.branches import branches, episode_tape, survivors
 from harness_bridges.engine import ChatTokenizer, Engine, Generation, Session
 from harness_bridges.errors import ConfigError
@@ -143,8 +143,10 @@ class HarnessPitfalls:
         self.evicted += [left_view(tape, turn) for turn in starts]
         if not tape.edits:
             return  # all three conditionings are one
-        names = ("naive_compressed", "naive_full")
-        walk, full = (target_log_probs(episode, find_method(n), host, 1.0)[0] for n in names)
+        walk, _ = target_log_probs(episode, find_method("naive_compressed"), host, 1.0)
+        full = None
+        if tape_fits(episode, host):
+            full, _ = target_log_probs(episode, find_method("naive_full"), host, 1.0)
         # The same weights recorded them: the live log-probs need no forward of their own.
         live = np.concatenate([turn.output_logprobs for turn in episode.turns])
         found = deltas(episode, walk, live, full)

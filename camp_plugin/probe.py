@@ -33,6 +33,8 @@ class ProbeResult:
     delta_full: list[FloatArray] = field(default_factory=list)
     """`Deltas.full`; predicted > 0."""
     junctions: int = 0
+    too_long: int = 0
+    """Episodes whose tape is longer than the model's context: `naive_full` cannot forward it."""
     retokenised: int = 0
     """Junctions that are no edit: sampled text came back as other tokens."""
 
@@ -40,7 +42,7 @@ class ProbeResult:
         """JSON values; NaN (nothing to measure) becomes None."""
         methods = {}
         for name, parts in self.logdiff.items():
-            values = np.concatenate(parts)
+            values = np.concatenate([np.empty(0), *parts])
             methods[name] = {
                 "camp/logdiff_mean": _finite(values.mean()) if values.size else None,
                 "camp/logdiff_max": _finite(values.max()) if values.size else None,
@@ -50,6 +52,7 @@ class ProbeResult:
             "methods": methods,
             "camp/delta_comp": _delta(self.delta_comp),
             "camp/delta_full": _delta(self.delta_full),
+            "too_long_for_naive_full": self.too_long,
             "junctions": self.junctions,
             "retokenised": self.retokenised,
         }
@@ -120,16 +123,19 @@ def sampling_temperature(episode: Episode, given: float | None) -> float:
 def _probe_episode(
     episode: Episode, host: LocalHost, temperature: float, result: ProbeResult
 ) -> None:
+    whole = tape_fits(episode, host)
+    result.too_long += not whole
     scored = {
         name: target_log_probs(episode, find_method(name), host, temperature)
         for name in METHODS
-        if name != "sdcc"  # its loss forwards the walk, as naive_compressed does
+        # sdcc's loss forwards the walk, as naive_compressed does.
+        if name != "sdcc" and (whole or name != "naive_full")
     }
     scored["sdcc"] = scored["naive_compressed"]
     for name, (log_probs, rollout) in scored.items():
         result.logdiff[name].append(np.abs(log_probs - rollout))
-    walk, live, full = (scored[n][0] for n in ("naive_compressed", "logit_tree", "naive_full"))
-    found = deltas(episode, walk, live, full)
+    walk, live = (scored[name][0] for name in ("naive_compressed", "logit_tree"))
+    found = deltas(episode, walk, live, scored["naive_full"][0] if whole else None)
     result.delta_comp.append(found.comp)
     result.delta_full.append(found.full)
 
@@ -150,20 +156,28 @@ class Deltas:
     full_token: IntArray
 
 
-def deltas(episode: Episode, walk: FloatArray, live: FloatArray, full: FloatArray) -> Deltas:
+def tape_fits(episode: Episode, host: LocalHost) -> bool:
+    """Whether the model's context holds the whole tape, as `naive_full` needs."""
+    longest = getattr(host.model.config, "max_position_embeddings", None)
+    return longest is None or episode_tape(episode).tokens.size <= longest
+
+
+def deltas(episode: Episode, walk: FloatArray, live: FloatArray, full: FloatArray | None) -> Deltas:
     """Compare log-probs under the three conditionings.
 
     Args:
         episode: whose tokens they are.
         walk: float64 `[S]`, of the walk's targets (`naive_compressed`).
         live: float64 `[N]`, of all sampled tokens, turn by turn (`logit_tree`, `packed_mask`).
-        full: float64 `[N]`, likewise (`naive_full`).
+        full: float64 `[N]`, likewise (`naive_full`); None where the tape does not fit.
     """
     starts = np.cumsum([0, *(turn.output_ids.size for turn in episode.turns)])
     left = walk_targets(episode)
     token = starts[left.turn] + left.offset
     edits = episode_tape(episode).edits
     after = left.turn >= min((edit.turn for edit in edits), default=len(episode.turns))
+    if full is None:
+        full, after = live, np.zeros_like(after)
     return Deltas(
         comp=(walk - live[token])[left.diverges],
         comp_token=token[left.diverges],

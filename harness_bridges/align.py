@@ -1,8 +1,9 @@
 """Token alignment of two consecutive views: which tokens of the new one are old tokens.
 
-The common prefix is kept, then runs of at least `min_run` equal tokens are matched greedily,
-wherever they lie in the old view (a fold moves a summary in front of older text). Windows are
-compared by hash through one sort, so the cost is O(n log n) for any pair of views.
+The common prefix is kept, then the end of the old view, what was sampled last, is looked for: most
+edits leave it and the text before it as they were. Then runs of at least `min_run` equal tokens are
+matched greedily, wherever they lie in the old view (a fold moves a summary in front of older text).
+Windows are compared by hash through one sort, so the cost is O(n log n) for any pair of views.
 """
 
 from __future__ import annotations
@@ -64,7 +65,10 @@ def align(old: IntArray, new: IntArray, *, min_run: int) -> list[Match]:
     prefix = common_prefix(old, new)
     matches = [Match(0, 0, prefix)] if prefix else []
     if prefix < min(old.size, new.size):
-        matches += _match_rest(old, new, prefix, min_run)
+        rest = _Rest(old, new, prefix, min_run)
+        end = rest.find_end()
+        matches += rest.match(prefix, end.new if end else new.size)
+        matches += [end, *rest.match(end.new + end.length, new.size)] if end else []
         matches += _match_tail(old, new, matches, min_run)
     return matches
 
@@ -84,31 +88,60 @@ def _match_tail(old: IntArray, new: IntArray, matches: list[Match], min_run: int
     return []
 
 
-def _match_rest(old: IntArray, new: IntArray, prefix: int, min_run: int) -> Iterator[Match]:
-    old_hashes = window_hashes(old[prefix:], min_run)
-    new_hashes = window_hashes(new[prefix:], min_run)
-    order = np.argsort(old_hashes, kind="stable")
-    ranked = old_hashes[order]
-    left = np.searchsorted(ranked, new_hashes, side="left")
-    found = ranked[np.minimum(left, ranked.size - 1)] if ranked.size else new_hashes[:0]
-    hits = np.flatnonzero(found == new_hashes[: found.size])
-    used = np.zeros(old.size, dtype=np.bool_)
-    used[:prefix] = True
-    done, expected = prefix, prefix
-    cursor = 0
-    while cursor < hits.size:
-        hit = int(hits[cursor])
-        same = ranked[left[hit] : left[hit] + _MAX_CANDIDATES] == new_hashes[hit]
-        candidates = order[left[hit] : left[hit] + int(same.sum())] + prefix
-        best = _longest(old, new, hit + prefix, candidates, used, expected, min_run)
-        if best is None:
-            cursor += 1
-            continue
-        match = _extend_left(old, new, best, used, done)
-        used[match.old : match.old + match.length] = True
-        done, expected = match.new + match.length, match.old + match.length
-        yield match
-        cursor = int(np.searchsorted(hits, done - prefix))
+class _Rest:
+    """What follows the common prefix."""
+
+    def __init__(self, old: IntArray, new: IntArray, prefix: int, min_run: int) -> None:
+        self.old, self.new, self.prefix, self.min_run = old, new, prefix, min_run
+        self.old_hashes = window_hashes(old[prefix:], min_run)
+        self.new_hashes = window_hashes(new[prefix:], min_run)
+        self.order = np.argsort(self.old_hashes, kind="stable")
+        self.ranked = self.old_hashes[self.order]
+        self.left = np.searchsorted(self.ranked, self.new_hashes, side="left")
+        self.used = np.zeros(old.size, dtype=np.bool_)
+        self.used[:prefix] = True
+
+    def find_end(self) -> Match | None:
+        """The longest run of `new` that the old view ends with."""
+        if not self.old_hashes.size:
+            return None
+        best: Match | None = None
+        starts = np.flatnonzero(self.new_hashes == self.old_hashes[-1])[-_MAX_CANDIDATES:]
+        for start in starts.tolist():
+            stop = self.prefix + start + self.min_run
+            length = common_prefix(
+                self.old[self.prefix :][::-1], self.new[self.prefix : stop][::-1]
+            )
+            if length >= self.min_run and (best is None or length >= best.length):
+                best = Match(stop - length, self.old.size - length, length)
+        if best is not None:
+            self.used[best.old :] = True
+        return best
+
+    def match(self, start: int, stop: int) -> Iterator[Match]:
+        """Matches of `new[start:stop]` with what is unused of `old`, in ascending order."""
+        new, ranked, left = self.new[:stop], self.ranked, self.left
+        if not ranked.size:
+            return
+        found = ranked[np.minimum(left, ranked.size - 1)] == self.new_hashes
+        hits = np.flatnonzero(found[: max(0, stop - self.min_run + 1 - self.prefix)])
+        done = expected = start
+        cursor = int(np.searchsorted(hits, start - self.prefix))
+        while cursor < hits.size:
+            hit = int(hits[cursor])
+            same = ranked[left[hit] : left[hit] + _MAX_CANDIDATES] == self.new_hashes[hit]
+            places = self.order[left[hit] : left[hit] + int(same.sum())] + self.prefix
+            best = _longest(
+                self.old, new, hit + self.prefix, places, self.used, expected, self.min_run
+            )
+            if best is None:
+                cursor += 1
+                continue
+            match = _extend_left(self.old, new, best, self.used, done)
+            self.used[match.old : match.old + match.length] = True
+            done, expected = match.new + match.length, match.old + match.length
+            yield match
+            cursor = int(np.searchsorted(hits, done - self.prefix))
 
 
 def _longest(

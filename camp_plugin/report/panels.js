@@ -2,6 +2,8 @@
 
 // --- text -------------------------------------------------------------------------------------
 
+const HIGHEST_CANVAS = 16000; // pixels; browsers draw nothing on a canvas of more
+
 function showText() {
   const { data, row: number, at } = state;
   const row = data.rows[number];
@@ -79,7 +81,8 @@ function goToEdit(i) {
 function drawTree() {
   const { rows } = state.data, { colours } = state;
   const canvas = $("#tree canvas"), ratio = window.devicePixelRatio || 1;
-  const width = $("#tree").clientWidth, row = 12, height = rows.length * row + 8;
+  const width = $("#tree").clientWidth;
+  const row = Math.min(12, HIGHEST_CANVAS / ratio / rows.length), height = rows.length * row + 8;
   canvas.width = width * ratio;
   canvas.height = height * ratio;
   canvas.style.width = `${width}px`;
@@ -97,7 +100,7 @@ function drawTree() {
     pen.lineTo(X(fork), Y(i));
     pen.stroke();
     pen.strokeStyle = i === state.row ? colours.select : colours.roles[2];
-    pen.lineWidth = 3;
+    pen.lineWidth = Math.min(3, row / 2);
     pen.beginPath();
     pen.moveTo(X(fork), Y(i));
     pen.lineTo(X(length), Y(i));

@@ -150,7 +150,9 @@ def activation(rows: Sequence[Mapping[str, Any]]) -> Table:
 
 def _sessions(steps: Sequence[Mapping[str, Any]]) -> str:
     """Episodes with evictions / episodes; the optimizer steps of one rollout step share theirs."""
-    rollouts = {step["rollout"]: step for step in steps}
+    rollouts = {step.get("rollout"): step for step in steps}
+    if None in rollouts:
+        return "n/a"  # of a run that did not count them yet
     evicted = sum(step["camp/evict_sessions"] for step in rollouts.values())
     return f"{evicted:.0f}/{sum(step['camp/sessions'] for step in rollouts.values()):.0f}"
 

@@ -31,8 +31,10 @@ function load(source) {
   const data = JSON.parse(source.textContent);
   data.texts = data.tokens.map((i) => data.vocabulary[i][1]);
   data.starts = new Int32Array(data.texts.length + 1);
-  data.texts.forEach((text, i) => { data.starts[i + 1] = data.starts[i] + text.length; });
-  data.all = data.texts.join("").toLowerCase();
+  // Lower case can be longer: offsets are those of the text that is searched.
+  const lower = data.texts.map((text) => text.toLowerCase());
+  lower.forEach((text, i) => { data.starts[i + 1] = data.starts[i] + text.length; });
+  data.all = lower.join("");
   data.marks = [];
   for (const row of data.rows) {
     row.spans = [...row.view].sort((a, b) => a[0] - b[0]);

@@ -11,11 +11,11 @@ from typing import Any
 
 import numpy as np
 
-from harness_bridges.align import common_prefix
-from harness_bridges.branches import branches, episode_tape
+from harness_bridges.branches import Branch, branches, episode_tape
 from harness_bridges.record import Edit, Episode, FloatArray, IntArray
 from harness_bridges.spans import spans_of
 from harness_bridges.tape import Tape
+from loss_hooks.prefix_tree import build_tree
 from loss_hooks.rows import walk_targets
 
 Decode = Callable[[Sequence[int]], str]
@@ -74,9 +74,8 @@ def write_report(
         "DATA": f'<script type="application/json" id="index">{index}</script>' + "".join(blocks),
         "CODE": "".join(map(_asset, ("stairs.js", "panels.js", "viewer.js"))),
     }
-    for name, text in parts.items():
-        page = page.replace(f"/*{name}*/", text, 1)
-    path.parent.mkdir(parents=True, exist_ok=True)
+    # In one pass: what an episode says is never taken for a place.
+    page = re.sub(r"/\*(STYLE|DATA|CODE)\*/", lambda place: parts[place[1]], page)
     path.write_text(page, encoding="utf-8")
 
 
@@ -122,9 +121,9 @@ def episode_data(episode: Episode, decode: Decode | None, scores: Scores) -> dic
                 "first": leg.first,
                 "last": leg.last,
                 "view": _view(tape, leg.last),
-                **_fork(episode, legs, row),
+                **fork,
             }
-            for row, leg in enumerate(legs)
+            for leg, fork in zip(legs, _forks(episode, legs), strict=True)
         ],
         "edits": [_edit(tape, edit, row_of[edit.turn]) for edit in tape.edits],
         "strips": _strips(episode, tape, scores),
@@ -193,14 +192,19 @@ def _view(tape: Tape, turn: int) -> list[list[int]]:
     return [span for span in spans if span[0] < span[1]]
 
 
-def _fork(episode: Episode, legs: Sequence[Any], row: int) -> dict[str, int]:
-    """Where a branch leaves the tree: the earlier row it shares most with, and how many tokens."""
-    path = episode.turns[legs[row].last].sequence
-    shared = [
-        common_prefix(path, episode.turns[legs[earlier].last].sequence) for earlier in range(row)
-    ]
-    parent = int(np.argmax(shared)) if shared else -1
-    return {"parent": parent, "fork": shared[parent] if shared else 0, "length": int(path.size)}
+def _forks(episode: Episode, legs: Sequence[Branch]) -> list[dict[str, int]]:
+    """Where each branch leaves the tree: the first row that has the prefix which it shares, and
+    the length of that prefix."""
+    tree, paths = build_tree([episode.turns[leg.last].sequence for leg in legs])
+    owner = np.full(tree.tokens.size, -1, dtype=np.int64)
+    forks = []
+    for row, path in enumerate(paths):
+        new = np.flatnonzero(owner[path] < 0)
+        fork = int(new[0]) if new.size else int(path.size)
+        parent = int(owner[path[fork - 1]]) if fork else -1
+        forks.append({"parent": parent, "fork": fork, "length": int(path.size)})
+        owner[path[fork:]] = row
+    return forks
 
 
 def _edit(tape: Tape, edit: Edit, row: int) -> dict[str, Any]:

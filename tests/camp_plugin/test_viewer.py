@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 from support.episodes import with_log_probs
 from support.harnesses import World, make, play
-from support.models import tiny_model, tiny_tokenizer
+from support.models import tiny_model, tiny_model_dir, tiny_tokenizer
 
 from camp_plugin.cli import main
 from camp_plugin.local.host import LocalHost
 from camp_plugin.probe import target_log_probs
-from camp_plugin.report.viewer import ROLES, token_texts, write_report
+from camp_plugin.report.viewer import ROLES, episode_data, token_texts, write_report
 from harness_bridges.branches import branches, episode_tape
 from harness_bridges.record import Episode, Turn
 from harness_bridges.store import append_episode
@@ -23,7 +23,7 @@ from rollout_adapters.tokenizer import HFChat
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 needs_browser = pytest.mark.skipif(CHROMIUM is None, reason="needs chromium")
-NASTY = "</script><b>é🙂&amp; needle"
+NASTY = "</script><b>/*CODE*/ /*DATA*/İİé🙂&amp; needle"
 
 
 @pytest.fixture(scope="module")
@@ -53,8 +53,10 @@ def episodes(model):
         rng = np.random.default_rng(i)
         noisy = [np.minimum(target - rng.random(target.size), 0) for target in _exact(model, e)]
         e = with_log_probs(e, noisy)
-        found.append(dataclasses.replace(e, rollout_id=i, task_id=f"task {i}", reward=i / 2,
-                                         turn_rewards=()))  # fmt: skip
+        task = f"task {i} /*STYLE*/ /*CODE*/"
+        found.append(
+            dataclasses.replace(e, rollout_id=i, task_id=task, reward=i / 2, turn_rewards=())
+        )
     return found
 
 
@@ -315,6 +317,31 @@ def test_without_a_tokenizer_ids_are_shown(episodes, tmp_path, capsys):
     assert all(text == f"[{token}]" for token, text in vocabulary)
 
 
+def test_forks_are_where_branches_leave_the_tree(episodes):
+    rng = np.random.default_rng(1)
+    many = []
+    for _ in range(40):
+        size = int(rng.integers(1, 8))
+        many.append(Turn(prompt_ids=rng.integers(0, 2, size), output_ids=rng.integers(0, 2, 2),
+                         output_logprobs=-rng.random(2), finish_reason="stop",
+                         weight_version="0"))  # fmt: skip
+    e = Episode(turns=tuple(many), rollout_id=0, group_id=0, session_id="s", task_id="t")
+    for episode in (*episodes, e):
+        paths = [episode.turns[leg.last].sequence.tolist() for leg in branches(episode.turns)]
+        for row, found in enumerate(episode_data(episode, None, {})["rows"]):
+            shared = [shared_prefix(paths[row], path) for path in paths[:row]]
+            best = max(shared, default=0)
+            assert (found["fork"], found["length"]) == (best, len(paths[row]))
+            assert found["parent"] == (shared.index(best) if best else -1)
+
+
+def shared_prefix(a, b):
+    count = 0
+    while count < min(len(a), len(b)) and a[count] == b[count]:
+        count += 1
+    return count
+
+
 def test_a_character_of_several_tokens_is_whole(chat):
     text = "a🙂é"
     ids = np.array(chat.encode(text))
@@ -329,3 +356,64 @@ def test_the_file_is_the_same_every_time(episodes, chat, tmp_path):
         digests.add(hashlib.sha256((tmp_path / name).read_bytes()).hexdigest())
     assert len(digests) == 1
     assert "http" not in (tmp_path / "a").read_text()
+
+
+def long_tape(limit):
+    """Two contexts that a model holds, and a tape that it does not."""
+    turns = [
+        Turn(prompt_ids=np.full(limit - 8, 2 + i), output_ids=[3, 4, 5],
+             output_logprobs=[-1.0] * 3, finish_reason="stop", weight_version="0")
+        for i in range(2)
+    ]  # fmt: skip
+    return Episode(turns=tuple(turns), rollout_id=0, group_id=0, session_id="s", task_id="t",
+                   metadata={"temperature": 1.0})  # fmt: skip
+
+
+def test_a_tape_beyond_the_models_context_loses_only_naive_full(tmp_path, capsys):
+    directory = tiny_model_dir(tmp_path / "model")
+    config = json.loads((directory / "config.json").read_text())
+    (directory / "config.json").write_text(json.dumps({**config, "max_position_embeddings": 64}))
+    store = tmp_path / "e.jsonl"
+    append_episode(store, long_tape(64))
+    assert main(["report", str(store), "--model", str(directory), "-o", str(tmp_path / "r")]) == 0
+    data = json.loads((tmp_path / "r").read_text().split('class="episode">')[1].split("</")[0])
+    assert [s["name"] for s in data["strips"]] == ["naive_compressed, sdcc", "exact"]
+    capsys.readouterr()
+    assert main(["probe", str(store), "--model", str(directory), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["too_long_for_naive_full"] == 1
+    assert found["methods"]["naive_full"]["loss_tokens"] == 0
+    assert found["methods"]["packed_mask"]["loss_tokens"] == 6
+    assert found["camp/delta_full"]["n"] == 0
+
+
+@pytest.mark.parametrize("text", ("{", "{}", "[]"))
+def test_a_damaged_config_beside_the_episodes_is_named(episodes, tmp_path, text, capsys):
+    append_episode(tmp_path / "e.jsonl", episodes[0])
+    (tmp_path / "config.json").write_text(text)
+    assert main(["report", str(tmp_path / "e.jsonl"), "-o", str(tmp_path / "r.html")]) == 0
+    assert "config.json: names no model" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    (
+        (["report", "e.jsonl", "-o", "."], "is a directory"),
+        (["report", "e.jsonl", "-o", "e.jsonl/x/r.html"], "Not a directory"),
+        (["report", "none.jsonl"], "there is no such file"),
+        (["report", "empty.jsonl"], "there is no episode in it"),
+        (["plot", ".", "-o", "m.foo"], "name a .png"),
+        (["plot", ".", "-o", "e.jsonl/x/m.png"], "Not a directory"),
+        (["probe", "--pitfalls", "--save", "e.jsonl"], "e.jsonl"),
+    ),
+)
+def test_a_result_that_has_nowhere_to_go_is_refused_first(
+    words, message, episodes, tmp_path, capsys, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    append_episode(tmp_path / "e.jsonl", episodes[0])
+    (tmp_path / "empty.jsonl").write_text("")
+    (tmp_path / "metrics.jsonl").write_text('{"step": 0, "method": "sdcc", "harness": "h"}\n')
+    assert main(words) == 2
+    said = capsys.readouterr().err.splitlines()[-1]
+    assert said.startswith("camp-plugin: ") and message in said

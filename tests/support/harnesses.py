@@ -135,6 +135,8 @@ ACTIONS = (
     '<memory_add>{"key": "k", "text": "v"}</memory_add>',
     "<memory_list></memory_list>",
     "nothing in particular",
+    "<search>a</search><|im_end|>",
+    "<|im_end|>",
     "",
 )
 
