@@ -135,13 +135,11 @@ def _probe(arguments: argparse.Namespace) -> None:
 
 
 def _probe_episodes(arguments: argparse.Namespace) -> None:
-    from rich.console import Console
-
     from camp_plugin.local.host import LocalHost
     from camp_plugin.local.log import progress_bar, start_bar
     from camp_plugin.local.model import load_model, model_dir
     from camp_plugin.probe import probe
-    from camp_plugin.report.tables import probe_tables
+    from camp_plugin.report.tables import probe_tables, wide_console
     from rollout_adapters.tokenizer import HFChat
 
     if arguments.model is None:
@@ -162,7 +160,7 @@ def _probe_episodes(arguments: argparse.Namespace) -> None:
         print(json.dumps(result.summary()))
         return
     for table in probe_tables(result.summary()):
-        Console().print(table)
+        wide_console().print(table)
     print(f"junctions: {result.junctions}, of which re-tokenised text: {result.retokenised}")
     if result.too_long:
         print(f"tapes that naive_full cannot forward (the model's context): {result.too_long}")
@@ -177,13 +175,11 @@ def _read_episodes(path: Path) -> list[Any]:
 
 
 def _probe_pitfalls(arguments: argparse.Namespace) -> None:
-    from rich.console import Console
-
     from camp_plugin.local.config import read_values
     from camp_plugin.local.log import progress_bar
     from camp_plugin.local.model import load_model
     from camp_plugin.pitfalls import probe_pitfalls
-    from camp_plugin.report.tables import pitfall_findings, pitfall_tables
+    from camp_plugin.report.tables import pitfall_findings, pitfall_tables, wide_console
     from harness_bridges.harness import HARNESSES
 
     if arguments.temperature is not None:
@@ -206,7 +202,7 @@ def _probe_pitfalls(arguments: argparse.Namespace) -> None:
         print(json.dumps({"model": name, "harnesses": found, "findings": findings}))
         return
     for table in pitfall_tables(found):
-        Console().print(table)
+        wide_console().print(table)
     print("\n".join(findings))
 
 
@@ -279,10 +275,8 @@ def _check_output(path: Path) -> None:
 
 
 def _plot(arguments: argparse.Namespace) -> None:
-    from rich.console import Console
-
     from camp_plugin.report.plots import plot_run
-    from camp_plugin.report.tables import activation
+    from camp_plugin.report.tables import activation, wide_console
 
     path = arguments.directory / "metrics.jsonl"
     if not path.is_file():
@@ -296,7 +290,7 @@ def _plot(arguments: argparse.Namespace) -> None:
         raise CampError(f"{output}: name a .png, .pdf or .svg file")
     _check_output(output)
     plot_run(rows, output, str(arguments.directory))
-    Console().print(activation(rows))
+    wide_console().print(activation(rows))
     print(f"plots: {output}")
 
 

@@ -9,7 +9,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
-from rich.console import Console
 from rich.progress import Progress
 
 from camp_plugin.local.config import UnusedSettingWarning, build_config
@@ -24,7 +23,7 @@ from camp_plugin.local.run import (
 )
 from camp_plugin.local.trainer import Trainer
 from camp_plugin.report.plots import plot_matrix
-from camp_plugin.report.tables import matrix
+from camp_plugin.report.tables import matrix, wide_console
 from harness_bridges.errors import ConfigError
 from harness_bridges.record import Episode
 from rollout_adapters.metrics import episode_metrics
@@ -83,7 +82,7 @@ def demo(values: Mapping[str, Any], methods: Sequence[str]) -> Path:
         log.write(row["method"], int(row["steps"]), {**row, "summary": True})
     log.close()
     plot_matrix(rows, directory / "matrix.png")
-    console = Console(width=None if Console().is_terminal else 180)
+    console = wide_console()
     console.print(matrix(rows))
     console.print(f"results: {directory}/ (metrics.jsonl, tensorboard/, matrix.png, episodes)")
     store = directory / f"episodes_{first.camp_harness}.jsonl.zst"

@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from rich.console import Console
 from rich.table import Table
 
 COLUMNS = (
@@ -23,6 +24,11 @@ COLUMNS = (
     ("camp/edit_depth", "edit depth", ".2f"),
     ("step_time_ratio", "step time", ".2f"),
 )
+
+
+def wide_console() -> Console:
+    """Standard output; where it is no terminal, wide enough that no column is cut."""
+    return Console(width=None if Console().is_terminal else 180)
 
 
 def _cell(value: Any, spec: str) -> str:
