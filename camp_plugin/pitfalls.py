@@ -44,8 +44,8 @@ SETTINGS: dict[str, Any] = {
     "rollout_max_response_len": 128,
     "seed": 7,
 }
-# So short that every harness edits between the first search and the answer; the contexts of the last
-# three hold little more than a boundary needs with the packaged model's tokenizer.
+# So short that every harness edits between the first search and the answer; the contexts of the
+# last three hold little more than a boundary needs with the packaged model's tokenizer.
 SHORT: dict[str, dict[str, Any]] = {
     "agentfold": {
         "agentfold_threshold": 1,
